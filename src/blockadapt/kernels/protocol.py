@@ -1,0 +1,90 @@
+"""What a kernel is given, and what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from blockadapt.moments import FirstMoment, SecondMoment
+from blockadapt.spectrum import Spectrum
+
+
+class Descent(NamedTuple):
+    """How the gradient enters and how the parameter shrinks: g = sign · grad + coupled · x; x ← shrink · x − …"""
+
+    sign: float
+    coupled: float
+    shrink: float
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Blocks of one size that share every coefficient: all runs of one length in one parameter.
+
+    Tensors are views [major, minor, width]; a block is one (major, minor). Coordinates have k <= n entries: a short
+    last run is a block of n whose missing coordinates are zero.
+
+    Attributes:
+        n: Block size.
+        x: Coordinates [major, minor, k], moved in place.
+        grad: Gradient [major, minor, k].
+        m: First moment [major, minor, k], updated in place; None where the gradient itself is used (β₁ = 0).
+        second_moment: Packed V [major, minor, n(n+1)/2], updated in place.
+        largest: AMSGrad's Σ̂ [major, minor, n], ascending, updated in place; None without AMSGrad.
+        basis: U kept between refreshes [major, minor, n·n], rows of U one after another; None with `refresh_every=1`.
+        eigenvalues: diag(Uᵀ V U) kept with it [major, minor, n].
+        refresh: Whether this step finds U anew.
+        descent, first, second, spectrum: The step's coefficients, one NamedTuple a stage.
+    """
+
+    n: int
+    x: Tensor
+    grad: Tensor
+    m: Tensor | None
+    second_moment: Tensor
+    largest: Tensor | None
+    basis: Tensor | None
+    eigenvalues: Tensor | None
+    refresh: bool
+    descent: Descent
+    first: FirstMoment
+    second: SecondMoment
+    spectrum: Spectrum
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in this segment."""
+        return self.x.shape[0] * self.x.shape[1]
+
+
+class Batch(NamedTuple):
+    """What one kernel call takes: every block of this size, dtype and device, whatever parameter it is from."""
+
+    n: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+Batches = Mapping[Batch, Sequence[Segment]]
+
+
+class Kernel(Protocol):
+    """Moves blocks: for each block of each segment
+
+        g ← sign · grad + coupled · x
+        m ← β₁ m + (1 − β₁) g
+        V ← d V + w g gᵀ
+        x ← shrink · x − U diag(s(Λ)) Uᵀ m,    V = U Λ Uᵀ
+
+    A kernel *applies* the spectral function s to m; it never forms an inverse root.
+    """
+
+    name: str
+
+    def step_(self, batches: Batches) -> None:
+        """Do the whole step, or raise with nothing changed."""
+        ...

@@ -1,0 +1,152 @@
+"""The reference kernel: `torch.linalg.eigh`, any device, float32 and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockadapt.kernels.protocol import Batches, Segment
+from blockadapt.moments import unpack, updated_second_moment
+from blockadapt.spectrum import effective
+
+
+class EighKernel:
+    """One `eigh` over all blocks of a size. Everything is computed first and written last."""
+
+    name = "eigh"
+
+    def step_(self, batches: Batches) -> None:
+        """See `Kernel.step_`."""
+        for change in [self.prepare(segments) for segments in batches.values()]:
+            change.write_()
+
+    def prepare(self, segments: Sequence[Segment]) -> Change:
+        """Compute what the step changes in blocks of one size, and change nothing."""
+        n = segments[0].n
+        x, grad = (_rows([getattr(s, name) for s in segments], n) for name in ("x", "grad"))
+        terms = _terms(segments, grad)
+        sign, coupled, _, beta, _, decay, weight, _, *spectrum = terms  # Descent, FirstMoment, SecondMoment, Spectrum
+
+        g = sign * grad + coupled * x
+        old = [s.grad if s.m is None else s.m for s in segments]
+        m = torch.lerp(g, _rows(old, n), beta)
+        V = updated_second_moment(_rows([s.second_moment for s in segments]), g, decay, weight)
+
+        eigenvalues, basis = _decompose(segments, V, g, decay, weight)
+        counts = [s.num_blocks for s in segments]
+        adapted = list(eigenvalues.split(counts))
+        largest: list[Tensor | None] = [None] * len(segments)
+        for i, segment in enumerate(segments):
+            if segment.largest is not None:
+                adapted[i], largest[i] = _amsgrad(adapted[i], segment.largest.reshape(-1, n))
+
+        s = effective(torch.cat(adapted), *spectrum)
+        if basis is None:
+            direction = s * m
+        else:
+            direction = (basis @ (s * (basis.mT @ m.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)).squeeze(-1)
+        kept = basis.flatten(1) if basis is not None else torch.ones_like(m)
+        split = [list(t.split(counts)) for t in (direction, m, V, kept, eigenvalues)]
+        return Change(segments, *split, largest)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The result of a step on blocks of one size, one entry a segment, not yet written."""
+
+    segments: Sequence[Segment]
+    direction: list[Tensor]
+    m: list[Tensor]
+    second_moment: list[Tensor]
+    basis: list[Tensor]
+    eigenvalues: list[Tensor]
+    largest: list[Tensor | None]
+
+    def write_(self) -> None:
+        """Write it where the segments lie."""
+        for i, segment in enumerate(self.segments):
+            k = segment.x.shape[-1]
+            segment.x.mul_(segment.descent.shrink).sub_(self.direction[i][:, :k].reshape(segment.x.shape))
+            if segment.m is not None:
+                segment.m.copy_(self.m[i][:, :k].reshape(segment.m.shape))
+            segment.second_moment.copy_(self.second_moment[i].reshape(segment.second_moment.shape))
+            for kept, new in (
+                (segment.basis, self.basis[i]),
+                (segment.eigenvalues, self.eigenvalues[i]),
+                (segment.largest, self.largest[i]),
+            ):
+                if kept is not None and new is not None:
+                    kept.copy_(new.reshape(kept.shape))
+
+
+def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
+    """All blocks of these views under one another, [num_blocks, width], short runs padded to n with zeros."""
+    rows = [view.reshape(-1, view.shape[-1]) for view in views]
+    if n is not None:
+        rows = [F.pad(row, (0, n - row.shape[1])) for row in rows]
+    return torch.cat(rows)
+
+
+def _terms(segments: Sequence[Segment], like: Tensor) -> tuple[Tensor, ...]:
+    """The coefficients of each block, as columns [num_blocks, 1], in the order of the Segment's NamedTuples."""
+    table = [(*s.descent, *s.first, *s.second, *s.spectrum) for s in segments]
+    counts = torch.tensor([s.num_blocks for s in segments])
+    columns = torch.tensor(table, dtype=torch.float64).repeat_interleave(counts, dim=0).to(like)
+    return columns.unsqueeze(-1).unbind(1)
+
+
+def _decompose(
+    segments: Sequence[Segment], V: Tensor, g: Tensor, decay: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Λ [num_blocks, n] and U [num_blocks, n, n] (None for n = 1), found anew or, between refreshes, kept.
+
+    A kept basis turns with nothing, so Λ = diag(Uᵀ V U) follows V exactly: λ ← d λ + w (Uᵀ g)².
+    """
+    n = g.shape[1]
+    if n == 1:
+        return V, None
+    counts = [s.num_blocks for s in segments]
+    if all(s.refresh for s in segments):
+        return _eigh(unpack(V, n))
+    eigenvalues, basis = g.new_empty(g.shape), g.new_empty(*g.shape, n)
+    pieces = list(zip(segments, *(t.split(counts) for t in (V, g, decay, weight, eigenvalues, basis)), strict=True))
+    for segment, _, g_, d, w, eigenvalues_, basis_ in pieces:
+        if not segment.refresh:
+            assert segment.basis is not None
+            assert segment.eigenvalues is not None
+            basis_.copy_(segment.basis.reshape(basis_.shape))
+            turned = (basis_.mT @ g_.unsqueeze(-1)).squeeze(-1)
+            eigenvalues_.copy_(d * segment.eigenvalues.reshape(eigenvalues_.shape) + w * turned * turned)
+    fresh = [piece for piece in pieces if piece[0].refresh]
+    if fresh:
+        found = _eigh(unpack(torch.cat([piece[1] for piece in fresh]), n))
+        sizes = [piece[0].num_blocks for piece in fresh]
+        for piece, λ, U in zip(fresh, *(t.split(sizes) for t in found), strict=True):
+            piece[-2].copy_(λ)
+            piece[-1].copy_(U)
+    return eigenvalues, basis
+
+
+def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors. A block that is not finite gives NaN and does not stop the others.
+
+    What LAPACK cannot solve in float32 is solved in float64.
+    """
+    finite = V.isfinite().all(-1).all(-1)
+    safe = torch.where(finite[:, None, None], V, 0)
+    try:
+        eigenvalues, basis = torch.linalg.eigh(safe)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        eigenvalues, basis = (t.to(V.dtype) for t in torch.linalg.eigh(safe.double()))
+    return torch.where(finite[:, None], eigenvalues, torch.nan), basis
+
+
+def _amsgrad(eigenvalues: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ̂ ← max(Σ̂, Σ) with both ascending; returns Σ̂ in the order of `eigenvalues`, and ascending."""
+    ascending, order = eigenvalues.sort(dim=-1)
+    largest = torch.maximum(largest, ascending)
+    return torch.empty_like(largest).scatter_(-1, order, largest), largest

@@ -1,0 +1,81 @@
+"""Stage 2: the statistics of a block, and how they are stored.
+
+First moment, one vector m per parameter; second moment, one symmetric matrix V per block:
+
+    m ← β₁ₜ m + (1 − β₁ₜ) g                β₁ₜ = β₁ λ^{t−1}
+    V ← d V + w g gᵀ                       running mean: d = β₂, w = 1 − β₂; average: d = 1 − 1/t, w = 1/t
+
+V is stored packed: the lower triangle by rows, n(n+1)/2 numbers. Statistics are float32, or float64 for float64
+parameters, whatever the parameter's dtype.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class FirstMoment(NamedTuple):
+    """How m moves at one step, and what makes it unbiased: m̂ = m / correction."""
+
+    beta: float
+    correction: float
+
+
+class SecondMoment(NamedTuple):
+    """How V moves at one step, V ← decay V + weight g gᵀ, and what makes it unbiased: V̂ = V / correction."""
+
+    decay: float
+    weight: float
+    correction: float
+
+
+def first_moment(beta1: float, beta1_decay: float, step: int, bias_correction: bool) -> FirstMoment:
+    """β₁ₜ = β₁ λ^{t−1}; the weights of g₁..gₜ in m sum to 1 − Π β₁τ = 1 − β₁ᵗ λ^{t(t−1)/2}."""
+    beta = beta1 * beta1_decay ** (step - 1)
+    correction = 1 - beta1**step * beta1_decay ** (step * (step - 1) / 2) if bias_correction else 1.0
+    return FirstMoment(beta, correction)
+
+
+def running_mean(beta2: float, step: int, bias_correction: bool) -> SecondMoment:
+    """V ← β₂ V + (1 − β₂) g gᵀ (RMSprop, Adam)."""
+    return SecondMoment(beta2, 1 - beta2, 1 - beta2**step if bias_correction else 1.0)
+
+
+def average(step: int) -> SecondMoment:
+    """V ← (1 − 1/t) V + g gᵀ / t, the mean of all g gᵀ so far (AdaGrad, AdaFom). Unbiased as it is."""
+    return SecondMoment(1 - 1 / step, 1 / step, 1.0)
+
+
+def statistics_dtype(param: Tensor) -> torch.dtype:
+    """Statistics of a parameter: float64 for float64, else float32."""
+    return torch.float64 if param.dtype == torch.float64 else torch.float32
+
+
+def packed_length(n: int) -> int:
+    """Numbers in the lower triangle of an n × n matrix."""
+    return n * (n + 1) // 2
+
+
+@lru_cache(maxsize=256)
+def _triangle(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.tril_indices(n, n, device=device)
+    return rows, columns
+
+
+def updated_second_moment(packed: Tensor, g: Tensor, decay: Tensor, weight: Tensor) -> Tensor:
+    """d V + w g gᵀ for packed V [num_blocks, n(n+1)/2] and g [num_blocks, n]; d and w are [num_blocks, 1]."""
+    rows, columns = _triangle(g.shape[1], g.device)
+    return decay * packed + (weight * g)[:, rows] * g[:, columns]
+
+
+def unpack(packed: Tensor, n: int) -> Tensor:
+    """Symmetric matrices [num_blocks, n, n] from packed ones [num_blocks, n(n+1)/2]."""
+    rows, columns = _triangle(n, packed.device)
+    dense = packed.new_empty(packed.shape[0], n, n)
+    dense[:, rows, columns] = packed
+    dense[:, columns, rows] = packed
+    return dense

@@ -1,0 +1,331 @@
+"""What all block optimizers share: options, state, and the step as the pipeline."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from blockadapt._validation import (
+    refusal,
+    require,
+    require_bool,
+    require_choice,
+    require_integer,
+    require_lr,
+    require_number,
+)
+from blockadapt.errors import NonFiniteGradientError
+from blockadapt.kernels import Descent, Kernel, get_kernel
+from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
+from blockadapt.optimizers import checkpoint
+from blockadapt.optimizers.update import WIDTHS, Blocks, Coefficients, State, Update, block_state_names
+from blockadapt.partition import MAX_BLOCK, IndexGroups, index_groups, partition, require_grouping
+from blockadapt.spectrum import Spectrum, SpectrumClip
+
+_NOT_OPTIONS = ("params", "param_names", "initial_lr", "differentiable")
+_FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend", "process_group")
+"""Options that some optimizers of the family have in their param groups, and others do not."""
+
+Closure = Callable[[], Any]
+Group = dict[str, Any]
+
+
+class BlockOptimizer(Optimizer):
+    """Base of the family. A subclass names its options and says how the moments and the step size move.
+
+    Everything else is here: param groups, state, atomic steps, checkpoints.
+    """
+
+    averages_gradient: ClassVar[bool]
+    """Whether a first moment is kept; without it the gradient itself is used (β₁ = 0)."""
+
+    decouples_weight_decay: ClassVar[bool] = False
+
+    def __init__(self, params: Any, defaults: dict[str, Any], backend: str, process_group: Any) -> None:
+        rule = "None (blocks are not shared among processes yet)"
+        require(process_group is None, type(self).__name__, "process_group", rule, process_group)
+        self._kernel: Kernel = get_kernel(type(self).__name__, backend)
+        self._backend = backend
+        super().__init__(params, {**defaults, "skipped_steps": 0})
+
+    # What a subclass says ------------------------------------------------------------------------------------------
+
+    def _require_options(self, group: Group) -> None:
+        """Raise unless the options of its own are valid."""
+
+    def _first_moment(self, group: Group, step: int) -> FirstMoment:
+        """How m moves at this step; by default it is the gradient."""
+        return FirstMoment(0.0, 1.0)
+
+    def _second_moment(self, group: Group, step: int) -> SecondMoment:
+        """How V moves at this step."""
+        raise NotImplementedError
+
+    def _step_size(self, lr: float, step: int) -> float:
+        """αₜ."""
+        return lr
+
+    # The step ------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """Take one step. If it raises, parameters and state are as before.
+
+        Args:
+            closure: Reevaluates the model, calls backward and returns the loss.
+
+        Returns:
+            The loss, if there is a closure.
+
+        Raises:
+            NonFiniteGradientError: A gradient is not finite, and the group has `on_nonfinite="raise"`.
+            ValueError: A gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._has_usable_gradients():
+            update = Update()
+            for group in self.param_groups:
+                self._prepare(group, update)
+            update.apply_(self._kernel)
+        return loss
+
+    def _prepare(self, group: Group, update: Update) -> None:
+        """Put one param group's part of the step into `update`; changes nothing."""
+        active = [p for p in group["params"] if p.grad is not None]
+        if not active:
+            return
+        spanning = index_groups(group["grouping"], group["params"])
+        for params in [group["params"]] if spanning else [[p] for p in active]:
+            # Blocks keep their state with the first parameter; spanning blocks have several.
+            owner, step = params[0], self._steps_taken(params[0]) + 1
+            clip: SpectrumClip | None = group["clip"]
+            closed = clip is not None and clip.is_closed(step)
+            coefficients = self._coefficients(group, step, closed)
+            blocks = Blocks(block_sizes(group, params))
+            names = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
+            states = [self._state(p, update, blocks, names if p is owner else [], step) for p in params]
+            if closed:
+                update.finish.append(lambda state=states[0]: [state.pop(name, None) for name in WIDTHS])  # type: ignore[misc]
+                for param, state in zip(params, states, strict=True):
+                    if param.grad is not None:
+                        update.add_scaled(param, param.grad, state, coefficients)
+                continue
+            # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
+            due = step <= max(blocks.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
+            refresh = due or "basis" not in self.state[owner]
+            if spanning:
+                update.add_group(spanning, params, states, refresh, coefficients)
+            else:
+                cut = partition(tuple(owner.shape), group["grouping"], group["block_size"])
+                update.add_parameter(cut, owner, owner.grad, states[0], refresh, coefficients)
+
+    def _coefficients(self, group: Group, step: int, closed: bool) -> Coefficients:
+        """All numbers of this group's step number `step`."""
+        lr = float(group["lr"])
+        decay, decoupled = float(group["weight_decay"]), self.decouples_weight_decay
+        first, second = self._first_moment(group, step), self._second_moment(group, step)
+        descent = Descent(
+            sign=-1.0 if group["maximize"] else 1.0,
+            coupled=0.0 if decoupled else decay,
+            shrink=1 - lr * decay if decoupled else 1.0,
+        )
+        spectrum = Spectrum(self._step_size(lr, step) / first.correction, second.correction, float(group["eps"]))
+        clip: SpectrumClip | None = group["clip"]
+        if clip is not None:
+            schedule = lr / float(group["initial_lr"])
+            lower, upper = (clip.final_lr * schedule,) * 2 if closed else clip.bounds(step, schedule)
+            spectrum = spectrum._replace(lower=lower, upper=upper)
+        return Coefficients(descent, first, second, spectrum)
+
+    # State ---------------------------------------------------------------------------------------------------------
+
+    def _steps_taken(self, param: Tensor) -> int:
+        return int(self.state[param]["step"]) if param in self.state else 0
+
+    def _state(self, param: Tensor, update: Update, blocks: Blocks, names: Sequence[str], step: int) -> State:
+        """The state of a parameter with all that this step needs; what is new is kept only if the step succeeds."""
+        state: State = self.state.get(param, {})
+        dtype = statistics_dtype(param)
+        missing: State = {}
+        if "step" not in state:
+            missing["step"] = torch.zeros((), dtype=torch.int64)
+            if self.averages_gradient:
+                missing["exp_avg"] = torch.zeros(param.shape, dtype=dtype, device=param.device)
+        elif "second_moment" in names and "second_moment" not in state:
+            rule = "closed for good (its second moment has been freed)"
+            raise RuntimeError(refusal(type(self).__name__, "clip", rule, f"an open interval at step {step}"))
+        for name in names:
+            if name not in state:
+                missing[name] = torch.zeros(blocks.shape(WIDTHS[name]), dtype=dtype, device=param.device)
+        if missing:
+            state = {**state, **missing}
+            update.finish.append(lambda: self.state[param].update(missing))
+        update.finish.append(lambda: state["step"].fill_(step))
+        return state
+
+    def _expected_state(
+        self, group: Group, params: Sequence[Tensor], saved: Sequence[State | None]
+    ) -> list[dict[str, tuple[int, ...]]]:
+        """The names and shapes of the state of each parameter at the step where it was saved."""
+        shapes: list[dict[str, tuple[int, ...]]] = []
+        spanning = index_groups(group["grouping"], params)
+        for position, (param, state) in enumerate(zip(params, saved, strict=True)):
+            expected: dict[str, tuple[int, ...]] = {"step": ()}
+            if self.averages_gradient:
+                expected["exp_avg"] = tuple(param.shape)
+            step = int(state["step"]) if state and "step" in state else 0
+            closed = step > 0 and group["clip"] is not None and group["clip"].is_closed(step)
+            if not closed and (position == 0 or not spanning):
+                blocks = Blocks(block_sizes(group, params if spanning else [param]))
+                for name in block_state_names(group.get("amsgrad", False), group["refresh_every"]):
+                    expected[name] = blocks.shape(WIDTHS[name])
+            shapes.append(expected)
+        return shapes
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped because of a non-finite gradient, under `on_nonfinite="skip"`."""
+        return max(int(group["skipped_steps"]) for group in self.param_groups)
+
+    def _has_usable_gradients(self) -> bool:
+        """Whether to step. Raises at what can never be used; a step to be skipped is counted."""
+        owner, skip = type(self).__name__, False
+        for index, group in enumerate(self.param_groups):
+            grads = []
+            for position, param in enumerate(group["params"]):
+                if param.grad is None:
+                    continue
+                if param.grad.layout != torch.strided:
+                    name = _parameter_name(group, index, position)
+                    raise ValueError(refusal(owner, "grad", f"dense (for parameter {name})", param.grad.layout))
+                if param.numel():
+                    grads.append(param.grad)
+            if group["on_nonfinite"] == "propagate" or not grads:
+                continue
+            if _largest_magnitude(grads) <= _gradient_limit(group["params"]):
+                continue
+            if group["on_nonfinite"] == "raise":
+                raise NonFiniteGradientError(_describe_nonfinite(owner, group, index))
+            skip = True
+        if skip:
+            for group in self.param_groups:
+                group["skipped_steps"] += 1
+        return not skip
+
+    # torch.optim.Optimizer -----------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a param group; its options are checked before anything is kept."""
+        before = len(self.param_groups)
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self._require_group(group)
+        except Exception:
+            del self.param_groups[before:]
+            raise
+        lr = group["lr"]
+        group.setdefault("initial_lr", lr.clone() if isinstance(lr, Tensor) else lr)
+
+    def _require_group(self, group: Group) -> None:
+        """Raise unless every option of this group is valid for its parameters."""
+        owner = type(self).__name__
+        for name in {*group} - {*self.defaults, *_NOT_OPTIONS}:
+            # Other keys are the user's own; a slip in an option's name must not become one.
+            nearest = difflib.get_close_matches(name, self.defaults, n=1, cutoff=0.8)
+            if nearest or name in _FAMILY_OPTIONS:
+                meant = f", did you mean `{nearest[0]}`?" if nearest else "."
+                raise TypeError(f"{owner}: `{name}` is not an option of a param group{meant}")
+        require_lr(owner, group["lr"])
+        require_number(owner, "eps", group["eps"], above=0)
+        require_number(owner, "weight_decay", group["weight_decay"], least=0)
+        self._require_options(group)
+        clip = group["clip"]
+        require(clip is None or isinstance(clip, SpectrumClip), owner, "clip", "a SpectrumClip or None", clip)
+        rule = "> 0 where `clip` is set, because its bounds follow lr / initial_lr"
+        require(clip is None or float(group["lr"]) > 0, owner, "lr", rule, group["lr"])
+        require_integer(owner, "refresh_every", group["refresh_every"], least=1)
+        for name in ("amsgrad", "bias_correction", "maximize"):
+            if name in self.defaults:
+                require_bool(owner, name, group[name])
+        if "beta1_decay" in self.defaults:
+            require_number(owner, "beta1_decay", group["beta1_decay"], above=0, most=1)
+        require_choice(owner, "on_nonfinite", group["on_nonfinite"], ("raise", "skip", "propagate"))
+        for param in group["params"]:
+            rule = "real floating-point tensors"
+            require(param.is_floating_point() and param.layout == torch.strided, owner, "params", rule, param.dtype)
+        require_grouping(owner, group["grouping"], group["block_size"], group["params"])
+        if isinstance(group["grouping"], IndexGroups) or group["grouping"] == "joint":
+            kinds = {(statistics_dtype(p), p.device) for p in group["params"]}
+            rule = "on one device and of one precision where blocks span them"
+            require(len(kinds) <= 1, owner, "params", rule, sorted(map(str, kinds)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_backend": self._backend}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        checkpoint.unshield_(state["state"])
+        super().__setstate__(state)
+        self._kernel = get_kernel(type(self).__name__, self._backend)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as tensors and plain data: `torch.load(weights_only=True)` reads it."""
+        state_dict = super().state_dict()
+        return {**state_dict, "param_groups": [checkpoint.plain(group) for group in state_dict["param_groups"]]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, or raise ValueError with the reason and change nothing. Statistics keep their precision."""
+
+        def checked(optimizer: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+            return checkpoint.fitted(self, loaded)
+
+        handle = self.register_load_state_dict_pre_hook(checked)  # the last one: it sees what other hooks made
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+
+def block_sizes(group: Group, params: Sequence[Tensor]) -> dict[int, int]:
+    """Number of blocks of each size that live with params[0]."""
+    spanning = index_groups(group["grouping"], params)
+    return (spanning or partition(tuple(params[0].shape), group["grouping"], group["block_size"])).sizes
+
+
+def _largest_magnitude(grads: Sequence[Tensor]) -> float:
+    """max |g| over all of them; NaN if any is NaN. One synchronisation."""
+    return float(torch.nn.utils.get_total_norm(grads, norm_type=math.inf))
+
+
+def _gradient_limit(params: Sequence[Tensor]) -> float:
+    """The |g| up to which the trace of g gᵀ is finite in the statistics' dtype, in a block of any size."""
+    smallest = min(torch.finfo(statistics_dtype(param)).max for param in params)
+    return math.sqrt(smallest / MAX_BLOCK)
+
+
+def _describe_nonfinite(owner: str, group: Group, index: int) -> str:
+    """Name the first parameter with such a gradient, and how many of its entries are bad."""
+    limit = _gradient_limit(group["params"])
+    for position, param in enumerate(group["params"]):
+        if param.grad is not None and (bad := int((~(param.grad.abs() <= limit)).sum())):
+            name = _parameter_name(group, index, position)
+            return (
+                f"{owner}: the gradient of {name} has {bad} of {param.numel()} entries that are not finite or exceed "
+                f"{limit:.2g}; parameters and state are unchanged."
+            )
+    raise AssertionError("no gradient is bad")
+
+
+def _parameter_name(group: Group, index: int, position: int) -> str:
+    if "param_names" in group:
+        return repr(group["param_names"][position])
+    return f"parameter {position} of group {index} (shape {tuple(group['params'][position].shape)})"

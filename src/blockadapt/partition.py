@@ -1,0 +1,245 @@
+"""Stage 1: cut coordinates into blocks.
+
+A `Partition` describes how one parameter is cut; `IndexGroups` lists blocks over a whole param group. Neither
+holds any of the parameter's numbers. A named grouping never copies: its blocks are strided views, so that a kernel
+reads and writes the parameter where it lies.
+
+    named grouping   W as a matrix [rows, columns]; runs of n along one axis
+    view             [major, minor, k], k <= n: all runs of length k, each element of the last axis one coordinate
+
+A last run that is shorter than n gives a second view with k < n. Its blocks are stored as blocks of n whose missing
+rows and columns stay zero, so one parameter has one block size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockadapt._validation import require, require_choice, require_integer
+from blockadapt.moments import packed_length
+
+MAX_BLOCK = 4096
+"""Largest block: one more coordinate and a single V passes 32 MiB in float32."""
+
+MAX_KERNEL = 64
+"""A spatial convolution kernel with more coordinates than this is cut into runs of `block_size`."""
+
+NAMED_GROUPINGS = ("auto", "input", "output", "filter", "chunk", "tensor", "joint", "diagonal")
+
+
+class IndexGroups:
+    """Blocks as explicit lists of coordinates.
+
+    The coordinates count through the param group: all its parameters flattened and laid end to end. Blocks may have
+    different sizes and may span parameters. Together they must name every coordinate exactly once.
+
+    Example:
+        >>> IndexGroups([[0, 1], [2, 5, 3], [4]]).sizes
+        {1: 1, 2: 1, 3: 1}
+    """
+
+    def __init__(self, groups: Iterable[Sequence[int]]) -> None:
+        self.groups: list[list[int]] = []
+        for position, group in enumerate(groups):
+            members = list(group)
+            for member in members:
+                require_integer("IndexGroups", f"groups[{position}]", member, least=0)
+            require(len(members) > 0, "IndexGroups", f"groups[{position}]", "a non-empty list of coordinates", members)
+            self.groups.append(members)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IndexGroups) and self.groups == other.groups
+
+    __hash__ = None  # type: ignore[assignment]  # equal by value, and lists change
+
+    def __repr__(self) -> str:
+        coordinates = sum(map(len, self.groups))
+        return f"IndexGroups({len(self.groups)} blocks over {coordinates} coordinates)"
+
+    @cached_property
+    def tables(self) -> dict[int, Tensor]:
+        """Coordinates [num_blocks, n] for each block size n, sizes ascending, blocks in the order given."""
+        by_size: dict[int, list[list[int]]] = {}
+        for group in self.groups:
+            by_size.setdefault(len(group), []).append(group)
+        return {n: torch.tensor(by_size[n], dtype=torch.int64) for n in sorted(by_size)}
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Number of blocks of each size."""
+        return {n: len(table) for n, table in self.tables.items()}
+
+    def require_cover(self, owner: str, total: int) -> None:
+        """Raise ValueError unless the blocks name each of `total` coordinates exactly once."""
+        seen = torch.zeros(total, dtype=torch.int64)
+        for table in self.tables.values():
+            outside = table[table >= total]
+            if outside.numel():
+                rule = f"blocks within the group's {total} coordinates"
+                require(False, owner, "grouping", rule, f"coordinate {int(outside[0])}")
+            seen += torch.bincount(table.flatten(), minlength=total)
+        for wrong, what in ((seen > 1, "blocks that do not overlap"), (seen == 0, "blocks that miss no coordinate")):
+            if wrong.any():
+                require(False, owner, "grouping", what, f"coordinate {int(wrong.nonzero()[0])}")
+
+
+Grouping = str | IndexGroups
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How one parameter is cut into blocks of n coordinates. Holds no tensors.
+
+    The parameter is read as a matrix [rows, columns]. `down` says whether runs go down a column (`"input"`) or along
+    a row (all others). Blocks are ordered so that a slice of the parameter's first axis is a slice of its blocks.
+    """
+
+    grouping: str
+    rows: tuple[int, ...]
+    columns: int
+    n: int
+    down: bool = False
+
+    @property
+    def extent(self) -> int:
+        """Length of the axis that runs are cut from."""
+        return math.prod(self.rows) if self.down else self.columns
+
+    @property
+    def runs(self) -> int:
+        """Runs on each line, the short last one included."""
+        return -(-self.extent // self.n)
+
+    @property
+    def lines(self) -> int:
+        """Lines that are cut into runs."""
+        return self.columns if self.down else math.prod(self.rows)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all."""
+        return self.runs * self.lines
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Number of blocks of each size: here always one size."""
+        return {self.n: self.num_blocks}
+
+    def views(self, tensor: Tensor) -> list[Tensor] | None:
+        """Views [major, minor, k] of a tensor of the parameter's shape, or None if its strides do not allow them."""
+        n, runs, lines = self.n, self.runs, self.lines
+        full, short = divmod(self.extent, n)
+        try:
+            if self.down:
+                matrix = tensor.view(self.extent, lines)
+                parts = [matrix[: full * n].view(full, n, lines).transpose(1, 2)]
+                if short:
+                    parts.append(matrix[full * n :].view(1, short, lines).transpose(1, 2))
+            elif runs == 1 and len(self.rows) == 2:
+                parts = [tensor.view(*self.rows, n)]  # kept apart: channels_last cannot merge them
+            else:
+                matrix = tensor.view(lines, self.extent)
+                parts = [matrix[:, : full * n].view(lines, full, n)]
+                if short:
+                    parts.append(matrix[:, full * n :].view(lines, 1, short))
+        except RuntimeError:
+            return None
+        return parts
+
+    def state_views(self, state: Tensor) -> list[Tensor]:
+        """Views [major, minor, width] of a state tensor [num_blocks, width], in step with `views`."""
+        full, short = divmod(self.extent, self.n)
+        width = state.shape[1]
+        if self.down:
+            grid = state.view(self.runs, self.lines, width)
+            return [grid[:full], grid[full:]] if short else [grid]
+        if self.runs == 1 and len(self.rows) == 2:
+            return [state.view(*self.rows, width)]
+        grid = state.view(self.lines, self.runs, width)
+        return [grid[:, :full], grid[:, full:]] if short else [grid]
+
+
+def resolve(grouping: str, shape: Sequence[int]) -> str:
+    """The grouping that a parameter of this shape gets: `"auto"` decided, vectors chunked, scalars diagonal."""
+    if grouping in ("tensor", "diagonal", "chunk"):
+        return grouping
+    if len(shape) == 0:
+        return "diagonal"
+    if len(shape) == 1:
+        return "chunk"  # a bias or a norm's scale has no rows, columns or kernels to follow
+    if grouping == "auto":
+        return "filter" if math.prod(shape[2:]) > 1 else "input"
+    return grouping
+
+
+@lru_cache(maxsize=4096)
+def partition(shape: tuple[int, ...], grouping: str, block_size: int) -> Partition:
+    """Cut a parameter of this shape by a named grouping (any but `"joint"`)."""
+    name = resolve(grouping, shape)
+    numel = math.prod(shape)
+
+    def cut(rows: tuple[int, ...], columns: int, n: int, down: bool = False) -> Partition:
+        return Partition(name, rows, columns, max(1, n), down)
+
+    if name == "input":
+        return cut((shape[0],), math.prod(shape[1:]), min(block_size, shape[0]), down=True)
+    if name == "output":
+        columns = math.prod(shape[1:])
+        return cut((shape[0],), columns, min(block_size, columns))
+    if name == "filter":
+        kernel = math.prod(shape[2:])
+        return cut(tuple(shape[:2]), kernel, kernel if kernel <= MAX_KERNEL else block_size)
+    n = {"chunk": min(block_size, numel), "tensor": numel, "diagonal": 1}[name]
+    return cut((1,), numel, n)
+
+
+@lru_cache(maxsize=64)
+def joint(total: int) -> IndexGroups:
+    """One block over `total` coordinates."""
+    return IndexGroups([range(total)])
+
+
+def index_groups(grouping: Grouping, params: Sequence[Tensor]) -> IndexGroups | None:
+    """The explicit blocks of a param group whose blocks may span parameters, else None."""
+    if isinstance(grouping, IndexGroups):
+        return grouping
+    total = sum(param.numel() for param in params)
+    return joint(total) if grouping == "joint" and total else None
+
+
+def require_grouping(owner: str, grouping: Any, block_size: Any, params: Sequence[Tensor]) -> None:
+    """Raise ValueError unless these parameters can be cut this way."""
+    require_integer(owner, "block_size", block_size, least=1, most=MAX_BLOCK)
+    total = sum(param.numel() for param in params)
+    if isinstance(grouping, IndexGroups):
+        grouping.require_cover(owner, total)
+        _require_affordable(owner, "IndexGroups", max(grouping.sizes, default=0))
+        return
+    require_choice(owner, "grouping", grouping, NAMED_GROUPINGS)
+    if grouping == "joint":
+        _require_affordable(owner, "'joint'", total)
+        return
+    for param in params:
+        if grouping == "filter":
+            rule = "a grouping that fits its parameters ('filter' needs a convolution weight of 3 or more dimensions)"
+            ok = param.ndim != 2
+            require(ok, owner, "grouping", rule, f"'filter' for shape {tuple(param.shape)}")
+        if grouping == "tensor":
+            _require_affordable(owner, "'tensor'", param.numel())
+
+
+def _require_affordable(owner: str, what: str, n: int) -> None:
+    if n > MAX_BLOCK:
+        gigabytes = 4 * packed_length(n) / 1e9
+        rule = f"a grouping into blocks of at most {MAX_BLOCK} coordinates"
+        raise ValueError(
+            f"{owner}: `grouping` must be {rule}, got {what} with a block of {n}, "
+            f"whose second moment alone needs {gigabytes:.3g} GB."
+        )

@@ -1,0 +1,164 @@
+"""Say before training what an optimizer will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from blockadapt.moments import statistics_dtype
+from blockadapt.optimizers import BlockAdam, BlockOptimizer
+from blockadapt.optimizers.base import Group, block_sizes
+from blockadapt.optimizers.update import WIDTHS, block_state_names
+from blockadapt.partition import index_groups, resolve
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """What happens to one parameter, or to a group of parameters whose blocks span them."""
+
+    name: str
+    shape: tuple[int, ...]
+    grouping: str
+    sizes: dict[int, int]
+    state_bytes: int
+    flops: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all."""
+        return sum(self.sizes.values())
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        shape = "×".join(map(str, self.shape))
+        return (self.name, shape, self.grouping, _sizes(self.sizes), _bytes(self.state_bytes), _count(self.flops))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an optimizer will do with each parameter; `str` gives a table.
+
+    `flops` counts a step that solves every block; it is an estimate by `block_flops`.
+    """
+
+    rows: Sequence[PlanRow]
+    num_parameters: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all."""
+        return sum(row.num_blocks for row in self.rows)
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Number of blocks of each size. A step makes one kernel call a size."""
+        total: dict[int, int] = {}
+        for row in self.rows:
+            for n, count in row.sizes.items():
+                total[n] = total.get(n, 0) + count
+        return dict(sorted(total.items()))
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the optimizer state."""
+        return sum(row.state_bytes for row in self.rows)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations a step."""
+        return sum(row.flops for row in self.rows)
+
+    def __str__(self) -> str:
+        head = ("parameter", "shape", "grouping", "blocks", "state", "flops a step")
+        table = [head, *(row.cells() for row in self.rows)]
+        sums = (_sizes(self.sizes), _bytes(self.state_bytes), _count(self.flops))
+        table.append(("total", f"{self.num_parameters:,}", "", *sums))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
+        rule = "─" * max(map(len, lines))
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, **options: Any) -> Plan:
+    """What `BlockAdam` with these options will do: grouping, blocks, state and flops of each parameter. Trains nothing.
+
+    Args:
+        model_or_params: A model, parameters, named parameters, param groups, or an optimizer of the family.
+        **options: Options of `BlockAdam`. An optimizer has its own, and takes none here.
+
+    Example:
+        >>> print(plan(torch.nn.Linear(784, 10)))
+        parameter  shape   grouping  blocks    state     flops a step
+        ─────────────────────────────────────────────────────────────
+        weight     10×784  input     784 × 10  203.8 kB  4.9 M
+        bias       10      chunk     1 × 10    268 B     6.3 k
+        ─────────────────────────────────────────────────────────────
+        total      7,850             785 × 10  204.1 kB  4.9 M
+    """
+    if isinstance(model_or_params, BlockOptimizer):
+        if options:
+            raise TypeError(f"plan: an optimizer has its own options; leave out {', '.join(sorted(options))}.")
+        optimizer = model_or_params
+    else:
+        params = model_or_params.named_parameters() if isinstance(model_or_params, nn.Module) else model_or_params
+        optimizer = BlockAdam(params, **options)
+    rows = [row for index, group in enumerate(optimizer.param_groups) for row in _rows(optimizer, group, index)]
+    return Plan(rows, sum(p.numel() for group in optimizer.param_groups for p in group["params"]))
+
+
+def block_flops(n: int) -> int:
+    """Floating-point operations to update V, solve a block of n and apply its spectral function.
+
+    n = 1 has a closed form. Else 3n(n+1)/2 for V, 4n³/3 to reduce it to tridiagonal form, about 4n³ for the
+    rotations that diagonalise that, and 8n² to carry m there and back.
+    """
+    return 12 if n == 1 else round(3 * n * (n + 1) / 2 + 16 * n**3 / 3 + 8 * n * n)
+
+
+def _rows(optimizer: BlockOptimizer, group: Group, index: int) -> Iterable[PlanRow]:
+    names = group.get("param_names") or [f"{index}.{i}" for i in range(len(group["params"]))]
+    if index_groups(group["grouping"], group["params"]) is not None:
+        grouping = "joint" if group["grouping"] == "joint" else "explicit"
+        numel = sum(p.numel() for p in group["params"])
+        yield _row(optimizer, group, f"{names[0]} … {names[-1]}", (numel,), grouping, group["params"])
+        return
+    for name, param in zip(names, group["params"], strict=True):
+        yield _row(optimizer, group, name, tuple(param.shape), resolve(group["grouping"], param.shape), [param])
+
+
+def _row(
+    optimizer: BlockOptimizer, group: Group, name: str, shape: tuple[int, ...], grouping: str, params: Sequence[Tensor]
+) -> PlanRow:
+    sizes = block_sizes(group, params)
+    numbers = sum(
+        count * WIDTHS[state](n)
+        for n, count in sizes.items()
+        for state in block_state_names(group.get("amsgrad", False), group["refresh_every"])
+    )
+    if optimizer.averages_gradient:
+        numbers += sum(p.numel() for p in params)
+    state_bytes = numbers * statistics_dtype(params[0]).itemsize + 8 * len(params)  # and a step counter each
+    return PlanRow(name, shape, grouping, sizes, state_bytes, sum(count * block_flops(n) for n, count in sizes.items()))
+
+
+def _sizes(sizes: dict[int, int]) -> str:
+    return ", ".join(f"{count:,} × {n}" for n, count in sizes.items())
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if value < 1000:
+            return f"{value:.1f} {unit}" if unit != units[0] else f"{value:.0f} {unit}"
+        value /= 1000
+    return f"{value:.1f} {units[-1]}"
+
+
+def _bytes(value: int) -> str:
+    return _scaled(value, ("B", "kB", "MB", "GB")).strip()
+
+
+def _count(value: int) -> str:
+    return _scaled(value, ("", "k", "M", "G")).strip()
