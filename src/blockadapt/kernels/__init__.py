@@ -8,10 +8,22 @@ from blockadapt.kernels.torch_eigh import EighKernel
 
 __all__ = ["BACKENDS", "Batch", "Batches", "Descent", "Kernel", "Segment", "get_kernel"]
 
-BACKENDS = ("auto", "eigh")
+BACKENDS = ("auto", "eigh", "numba")
 
 
 def get_kernel(owner: str, backend: str) -> Kernel:
-    """The kernel behind a backend name."""
+    """The kernel behind a backend name; `"auto"` is Numba's where Numba can be imported, else `eigh`.
+
+    Raises:
+        ImportError: The backend is `"numba"` and Numba cannot be imported.
+    """
     require_choice(owner, "backend", backend, BACKENDS)
-    return EighKernel()
+    if backend == "eigh":
+        return EighKernel()
+    try:
+        from blockadapt.kernels.numba_kernel import NumbaKernel  # slow to import, and may be missing
+    except ImportError as error:
+        if backend == "auto":
+            return EighKernel()
+        raise ImportError(f"{owner}: `backend` 'numba' needs the package numba, which cannot be imported.") from error
+    return NumbaKernel()

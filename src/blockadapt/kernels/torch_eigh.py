@@ -134,7 +134,8 @@ def _decompose(
 def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors. A block that is not finite gives NaN and does not stop the others.
 
-    What LAPACK cannot solve in float32 is solved in float64.
+    What LAPACK cannot solve in float32 is solved in float64: it may raise, and it may also return NaN for a
+    finite block.
     """
     finite = V.isfinite().all(-1).all(-1)
     safe = torch.where(finite[:, None, None], V, 0)
@@ -142,6 +143,9 @@ def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:
         eigenvalues, basis = torch.linalg.eigh(safe)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         eigenvalues, basis = (t.to(V.dtype) for t in torch.linalg.eigh(safe.double()))
+    unsolved = ~(eigenvalues.isfinite().all(-1) & basis.isfinite().all(-1).all(-1))
+    if unsolved.any():
+        eigenvalues[unsolved], basis[unsolved] = (t.to(V.dtype) for t in torch.linalg.eigh(safe[unsolved].double()))
     return torch.where(finite[:, None], eigenvalues, torch.nan), basis
 
 

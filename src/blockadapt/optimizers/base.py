@@ -116,8 +116,7 @@ class BlockOptimizer(Optimizer):
             if closed:
                 update.finish.append(lambda state=states[0]: [state.pop(name, None) for name in WIDTHS])  # type: ignore[misc]
                 for param, state in zip(params, states, strict=True):
-                    if param.grad is not None:
-                        update.add_scaled(param, param.grad, state, coefficients)
+                    update.add_scaled(param, param.grad, state, coefficients)
                 continue
             # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
             due = step <= max(blocks.sizes, default=1) or (step - 1) % group["refresh_every"] == 0

@@ -75,11 +75,11 @@ class Update:
 
     def stage(self, param: Tensor, grad: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Contiguous copies of a parameter and its gradient in the statistics' dtype; the parameter is written back."""
-        x = param.detach().to(dtype=dtype, memory_format=torch.contiguous_format, copy=True)
+        x = torch.empty(param.shape, dtype=dtype, device=param.device).copy_(param.detach())
         if grad is None:
             return x, torch.zeros_like(x)
         self.finish.append(lambda: param.copy_(x))
-        return x, grad.to(dtype=dtype, memory_format=torch.contiguous_format)
+        return x, grad.to(dtype).contiguous()
 
     def add_parameter(
         self, partition: Partition, param: Tensor, grad: Tensor, state: State, refresh: bool, coefficients: Coefficients
@@ -87,15 +87,18 @@ class Update:
         """Add all blocks of a parameter that is cut by a named grouping."""
         dtype = statistics_dtype(param)
         x, g = param.detach(), grad
-        views = [partition.views(x), partition.views(g)] if param.dtype == grad.dtype == dtype else [None]
-        if None in views:
+        in_place = param.dtype == grad.dtype == dtype
+        x_views, g_views = (partition.views(x), partition.views(g)) if in_place else (None, None)
+        if x_views is None or g_views is None:
             x, g = self.stage(param, grad, dtype)
-            views = [partition.views(x), partition.views(g)]
-        m = state.get("exp_avg")
-        columns = [*views, partition.views(m) if m is not None else None]
-        columns += [partition.state_views(state[name]) if name in state else None for name in WIDTHS]
-        for i in range(len(views[0] or ())):
-            self.add(Segment(partition.n, *(c and c[i] for c in columns), refresh, *coefficients))  # type: ignore[call-arg]
+            x_views, g_views = partition.views(x), partition.views(g)
+        views: dict[str, Any] = {"x": x_views, "grad": g_views}
+        views["m"] = partition.views(state["exp_avg"]) if "exp_avg" in state else None
+        for name in WIDTHS:
+            views[name] = partition.state_views(state[name]) if name in state else None
+        for i in range(len(views["x"])):
+            tensors = {name: parts and parts[i] for name, parts in views.items()}
+            self.add(Segment(n=partition.n, refresh=refresh, **tensors, **coefficients._asdict()))
 
     def add_group(
         self,
@@ -107,7 +110,7 @@ class Update:
     ) -> None:
         """Add the explicit blocks of a whole param group, gathered into rows and scattered back afterwards.
 
-        A parameter without a gradient counts with a zero gradient and is not moved.
+        A parameter without a gradient counts with a zero gradient, which its m takes in, and is not moved.
         """
         dtype, device = statistics_dtype(params[0]), params[0].device
         staged = [self.stage(param, param.grad, dtype) for param in params]
@@ -121,17 +124,18 @@ class Update:
         m = torch.cat(averages) if averages else None
         blocks = Blocks(groups.sizes)
         kept = {name: blocks.split(states[0].get(name), width) for name, width in WIDTHS.items()}
-        rows: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        moved: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for n, table in groups.tables.items():
             index = table.to(device)
-            coordinates = [t[index].unsqueeze(1) if t is not None else None for t in (x, g, m)]
-            block_state = [None if t is None else t.unsqueeze(1) for t in (kept[name][n] for name in WIDTHS)]
-            segment = Segment(n, *coordinates, *block_state, refresh, *coefficients)  # type: ignore[call-arg]
+            tensors: dict[str, Any] = {"x": x[index], "grad": g[index], "m": m[index] if m is not None else None}
+            tensors.update({name: kept[name][n] for name in WIDTHS})
+            rows: dict[str, Any] = {name: None if t is None else t.unsqueeze(1) for name, t in tensors.items()}
+            segment = Segment(n=n, refresh=refresh, **rows, **coefficients._asdict())
             self.add(segment)
-            rows.append((index, segment.x, segment.m))
+            moved.append((index, segment.x, segment.m))
 
         def scatter() -> None:
-            for index, x_rows, m_rows in rows:
+            for index, x_rows, m_rows in moved:
                 x[index] = x_rows.squeeze(1)
                 if m is not None and m_rows is not None:
                     m[index] = m_rows.squeeze(1)
@@ -144,8 +148,15 @@ class Update:
 
         self.finish.insert(0, scatter)  # before the staged parameters are written back
 
-    def add_scaled(self, param: Tensor, grad: Tensor, state: State, coefficients: Coefficients) -> None:
-        """Add a parameter whose spectrum is one number: x ← shrink · x − α* m, with no linear algebra."""
+    def add_scaled(self, param: Tensor, grad: Tensor | None, state: State, coefficients: Coefficients) -> None:
+        """Add a parameter whose spectrum is one number: x ← shrink · x − α* m, with no linear algebra.
+
+        A parameter without a gradient is treated as `add_group` does.
+        """
+        if grad is None:
+            if "exp_avg" in state:
+                self.finish.append(lambda: state["exp_avg"].mul_(coefficients.first.beta))
+            return
         dtype = statistics_dtype(param)
         x, g = (param.detach(), grad) if param.dtype == grad.dtype == dtype else self.stage(param, grad, dtype)
         self.scaled.append((x, g, state.get("exp_avg"), coefficients))

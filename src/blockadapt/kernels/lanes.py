@@ -1,0 +1,461 @@
+"""Lanes: short vectors for Numba, one block a lane, so that each scalar step of an algorithm is one SIMD instruction.
+
+Numba's own vectoriser has to prove that arrays do not overlap; for inner loops of 32 it guards each with a run-time
+check and a scalar copy, which costs more than the loop and takes 15 s to compile. Here every value *is* a vector: LLVM
+gets `<32 x float>` and `<16 x double>`, keeps them in registers and has nothing to prove.
+
+Each function has two bodies: the Python one works on NumPy arrays, so a kernel's `.py_func` runs uncompiled; the
+lowered one emits LLVM. A row of lanes has 128 bytes: 32 float32 or 16 float64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.datamodel import models, register_default
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import lower_builtin, type_callable
+
+ROW_BYTES = 128
+
+_BOOL, _INT32, _INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+_ELEMENTS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+_SUFFIXES = {"float": "f32", "double": "f64"}
+
+
+def width(itemsize: int) -> int:
+    """Lanes in a row."""
+    return ROW_BYTES // itemsize
+
+
+class Lanes(types.Type):
+    """One float per lane."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        self.count = width(dtype.bitwidth // 8)
+        super().__init__(name=f"Lanes({dtype}, {self.count})")
+
+
+class Mask(types.Type):
+    """One truth value per lane."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        super().__init__(name=f"Mask({count})")
+
+
+def _vector(dtype: Any) -> ir.VectorType:
+    return ir.VectorType(_ELEMENTS[dtype], width(dtype.bitwidth // 8))
+
+
+@register_default(Lanes)
+class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, dmm: Any, fe_type: Lanes) -> None:
+        super().__init__(dmm, fe_type, _vector(fe_type.dtype))
+
+
+@register_default(Mask)
+class _MaskModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, dmm: Any, fe_type: Mask) -> None:
+        super().__init__(dmm, fe_type, ir.VectorType(_BOOL, fe_type.count))
+
+
+# Emitting LLVM ----------------------------------------------------------------------------------------------------
+
+
+def _splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
+    undefined = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(_INT32, 0))
+    zeros = ir.Constant(ir.VectorType(_INT32, vector.count), [0] * vector.count)
+    return builder.shuffle_vector(first, undefined, zeros)
+
+
+def _call(builder: Any, name: str, args: list[Any], flags: tuple[str, ...] = ()) -> Any:
+    """Call the LLVM intrinsic `name` for vectors of one type."""
+    vector = args[0].type
+    full = f"llvm.{name}.v{vector.count}{_SUFFIXES[str(vector.element)]}"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * len(args)), full)
+    return builder.call(function, args, fastmath=flags)
+
+
+def _defines(
+    function: Callable[..., Any], *kinds: Any, returns: Callable[..., Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Type `function` for arguments of these kinds and lower it with the decorated emitter."""
+
+    @type_callable(function)
+    def _typed(context: Any) -> Callable[..., Any]:
+        def typer(*args: Any) -> Any:
+            fits = len(args) == len(kinds) and all(isinstance(a, k) for a, k in zip(args, kinds, strict=True))
+            return returns(*args) if fits else None
+
+        # Numba reads the arity from the signature.
+        return _with_arity(typer, len(kinds))
+
+    def register(emit: Callable[..., Any]) -> Callable[..., Any]:
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            result = emit(context, builder, sig, args)
+            return context.get_dummy_value() if result is None else result
+
+        lower_builtin(function, *kinds)(lower)
+        return emit
+
+    return register
+
+
+def _with_arity(typer: Callable[..., Any], count: int) -> Callable[..., Any]:
+    names = ", ".join(f"a{i}" for i in range(count))
+    made: Callable[..., Any] = eval(f"lambda {names}: typer({names})", {"typer": typer})
+    return made
+
+
+# Operators --------------------------------------------------------------------------------------------------------
+
+
+def _same_lanes(args: tuple[Any, ...]) -> bool:
+    return len(args) == 2 and isinstance(args[0], Lanes) and args[0] == args[1]
+
+
+def _arithmetic(op: Any, name: str) -> None:
+    @infer_global(op)
+    class Typing(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, args: Any, kws: Any) -> Any:
+            return signature(args[0], *args) if _same_lanes(args) else None
+
+    @lower_builtin(op, Lanes, Lanes)
+    def _(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return getattr(builder, name)(*args)
+
+
+def _comparison(op: Any, symbol: str) -> None:
+    @infer_global(op)
+    class Typing(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, args: Any, kws: Any) -> Any:
+            return signature(Mask(args[0].count), *args) if _same_lanes(args) else None
+
+    @lower_builtin(op, Lanes, Lanes)
+    def _(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.fcmp_ordered(symbol, *args)
+
+
+def _logic(op: Any, name: str) -> None:
+    @infer_global(op)
+    class Typing(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, args: Any, kws: Any) -> Any:
+            return signature(args[0], *args) if all(isinstance(arg, Mask) for arg in args) else None
+
+    @lower_builtin(op, *[Mask] * (1 if op is operator.invert else 2))
+    def _(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return getattr(builder, name)(*args)
+
+
+_arithmetic(operator.add, "fadd")
+_arithmetic(operator.sub, "fsub")
+_arithmetic(operator.mul, "fmul")
+_arithmetic(operator.truediv, "fdiv")
+_comparison(operator.lt, "<")
+_comparison(operator.le, "<=")
+_comparison(operator.eq, "==")
+_logic(operator.and_, "and_")
+_logic(operator.or_, "or_")
+_logic(operator.invert, "not_")
+
+
+@infer_global(operator.neg)
+class _NegTyping(AbstractTemplate):  # type: ignore[misc]
+    def generic(self, args: Any, kws: Any) -> Any:
+        return signature(args[0], args[0]) if isinstance(args[0], Lanes) else None
+
+
+@lower_builtin(operator.neg, Lanes)
+def _neg(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return builder.fneg(args[0])
+
+
+# Functions --------------------------------------------------------------------------------------------------------
+
+
+def broadcast(value: Any) -> Any:
+    """The same number in every lane."""
+    return np.full(width(value.itemsize), value)
+
+
+def load(array: Any, start: int) -> Any:
+    """A row of lanes out of a 1-D array."""
+    return array[start : start + width(array.itemsize)].copy()
+
+
+def store(array: Any, start: int, lanes: Any) -> None:
+    """A row of lanes into a 1-D array."""
+    array[start : start + lanes.size] = lanes
+
+
+def select(mask: Any, lanes: Any, other: Any) -> Any:
+    """`lanes` where the mask is true, `other` elsewhere."""
+    return np.where(mask, lanes, other)
+
+
+def every(mask: Any) -> bool:
+    """Whether the mask is true in all lanes."""
+    return bool(np.all(mask))
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a · b + c, rounded once where compiled."""
+    return a * b + c
+
+
+def sqrt(lanes: Any) -> Any:
+    """√x, correctly rounded."""
+    return np.sqrt(lanes)
+
+
+def reciprocal_sqrt(lanes: Any) -> Any:
+    """1/√x to within two units in the last place: float32 uses the estimate instruction and a Newton step."""
+    return (1 / np.sqrt(lanes)).astype(lanes.dtype)
+
+
+def absolute(lanes: Any) -> Any:
+    """|x|."""
+    return np.abs(lanes)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger of two; the second where one is NaN."""
+    return np.where(a > b, a, b)
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller of two; the second where one is NaN."""
+    return np.where(a < b, a, b)
+
+
+def power_of_two(lanes: Any) -> Any:
+    """The largest power of two that is at most x, for normal x > 0."""
+    return np.ldexp(np.ones_like(lanes), np.frexp(lanes)[1] - 1)
+
+
+@_defines(broadcast, types.Float, returns=Lanes)
+def _broadcast(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return _splat(builder, args[0], _vector(sig.args[0]))
+
+
+def _row_pointer(context: Any, builder: Any, array_type: Any, array: Any, start: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [start]), _vector(array_type.dtype).as_pointer())
+
+
+@_defines(load, types.Array, types.Integer, returns=lambda array, start: Lanes(array.dtype))
+def _load(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    row = builder.load(_row_pointer(context, builder, sig.args[0], *args))
+    row.align = sig.args[0].dtype.bitwidth // 8
+    return row
+
+
+@_defines(store, types.Array, types.Integer, Lanes, returns=lambda array, start, lanes: types.void)
+def _store(context: Any, builder: Any, sig: Any, args: Any) -> None:
+    done = builder.store(args[2], _row_pointer(context, builder, sig.args[0], *args[:2]))
+    done.align = sig.args[0].dtype.bitwidth // 8
+
+
+@_defines(select, Mask, Lanes, Lanes, returns=lambda mask, lanes, other: lanes)
+def _select(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return builder.select(*args)
+
+
+@_defines(every, Mask, returns=lambda mask: types.boolean)
+def _every(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    bits = ir.IntType(sig.args[0].count)
+    return builder.icmp_unsigned("==", builder.bitcast(args[0], bits), ir.Constant(bits, -1))
+
+
+@_defines(fma, Lanes, Lanes, Lanes, returns=lambda a, b, c: a)
+def _fma(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return _call(builder, "fma", list(args))
+
+
+@_defines(sqrt, Lanes, returns=lambda lanes: lanes)
+def _sqrt(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return _call(builder, "sqrt", list(args))
+
+
+@_defines(reciprocal_sqrt, Lanes, returns=lambda lanes: lanes)
+def _reciprocal_sqrt(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    vector = args[0].type
+    one = _splat(builder, ir.Constant(vector.element, 1.0), vector)
+    return builder.fdiv(one, _call(builder, "sqrt", list(args), ("fast",)), flags=("fast",))
+
+
+@_defines(absolute, Lanes, returns=lambda lanes: lanes)
+def _absolute(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return _call(builder, "fabs", list(args))
+
+
+@_defines(maximum, Lanes, Lanes, returns=lambda a, b: a)
+def _maximum(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", *args), *args)
+
+
+@_defines(minimum, Lanes, Lanes, returns=lambda a, b: a)
+def _minimum(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", *args), *args)
+
+
+@_defines(power_of_two, Lanes, returns=lambda lanes: lanes)
+def _power_of_two(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    single = sig.args[0].dtype == types.float32
+    bits = ir.IntType(32 if single else 64)
+    integers = ir.VectorType(bits, sig.args[0].count)
+    exponent = ir.Constant(bits, 0x7F800000 if single else 0x7FF0000000000000)
+    masked = builder.and_(builder.bitcast(args[0], integers), _splat(builder, exponent, integers))
+    return builder.bitcast(masked, args[0].type)
+
+
+# Blocks in memory -------------------------------------------------------------------------------------------------
+# Addresses are bytes, one per lane, in an int64 array. `like` is any array of the element type.
+
+
+def _at(address: int, like: Any) -> Any:
+    c_type = ctypes.c_float if like.itemsize == 4 else ctypes.c_double
+    return c_type.from_address(int(address))
+
+
+def gather(addresses: Any, offset: int, like: Any) -> Any:
+    """One number per lane, from its address plus `offset` bytes."""
+    count = width(like.itemsize)
+    return np.array([_at(addresses[lane] + offset, like).value for lane in range(count)], dtype=like.dtype)
+
+
+def scatter(addresses: Any, offset: int, lanes: Any) -> None:
+    """One number per lane, to its address plus `offset` bytes."""
+    for lane in range(lanes.size):
+        _at(addresses[lane] + offset, lanes).value = lanes[lane]
+
+
+def load_row(address: int, like: Any) -> Any:
+    """A row of lanes that lies side by side in memory."""
+    return gather([address + lane * like.itemsize for lane in range(width(like.itemsize))], 0, like)
+
+
+def store_row(address: int, lanes: Any) -> None:
+    """A row of lanes side by side into memory."""
+    scatter([address + lane * lanes.itemsize for lane in range(lanes.size)], 0, lanes)
+
+
+TURN = 16
+"""Entries that `turn_in` and `turn_out` move at once."""
+
+
+def turn_in(addresses: Any, offset: int, array: Any, start: int) -> None:
+    """Entries 0..15 at each lane's address + `offset`, turned into 16 rows of lanes at array[start:]."""
+    for entry in range(TURN):
+        store(array, start + entry * width(array.itemsize), gather(addresses, offset + entry * array.itemsize, array))
+
+
+def turn_out(addresses: Any, offset: int, array: Any, start: int) -> None:
+    """The inverse of `turn_in`."""
+    for entry in range(TURN):
+        scatter(addresses, offset + entry * array.itemsize, load(array, start + entry * width(array.itemsize)))
+
+
+def _pointers(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, vector: ir.VectorType) -> Any:
+    """<count x pointer> from the int64 array of addresses, shifted by `offset` bytes."""
+    data = context.make_array(array_type)(context, builder, array).data
+    integers = ir.VectorType(_INT64, vector.count)
+    loaded = builder.load(builder.bitcast(data, integers.as_pointer()))
+    loaded.align = 8
+    shifted = builder.add(loaded, _splat(builder, offset, integers))
+    return builder.inttoptr(shifted, ir.VectorType(vector.element.as_pointer(), vector.count))
+
+
+def _masked(builder: Any, verb: str, vector: ir.VectorType, args: list[Any], pointers: Any, returns: Any) -> Any:
+    true = ir.Constant(ir.VectorType(_BOOL, vector.count), [1] * vector.count)
+    align = ir.Constant(_INT32, 4 if _SUFFIXES[str(vector.element)] == "f32" else 8)
+    full = [*args, pointers, align, true, *([ir.Constant(vector, ir.Undefined)] if verb == "gather" else [])]
+    name = f"llvm.masked.{verb}.v{vector.count}{_SUFFIXES[str(vector.element)]}.v{vector.count}p0"
+    kind = ir.FunctionType(returns, [arg.type for arg in full])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), full)
+
+
+@_defines(gather, types.Array, types.Integer, types.Array, returns=lambda addresses, offset, like: Lanes(like.dtype))
+def _gather(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    vector = _vector(sig.args[2].dtype)
+    pointers = _pointers(context, builder, sig.args[0], args[0], args[1], vector)
+    return _masked(builder, "gather", vector, [], pointers, vector)
+
+
+@_defines(scatter, types.Array, types.Integer, Lanes, returns=lambda addresses, offset, lanes: types.void)
+def _scatter(context: Any, builder: Any, sig: Any, args: Any) -> None:
+    vector = args[2].type
+    pointers = _pointers(context, builder, sig.args[0], args[0], args[1], vector)
+    _masked(builder, "scatter", vector, [args[2]], pointers, ir.VoidType())
+
+
+@_defines(load_row, types.Integer, types.Array, returns=lambda address, like: Lanes(like.dtype))
+def _load_row(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    row = builder.load(builder.inttoptr(args[0], _vector(sig.args[1].dtype).as_pointer()))
+    row.align = sig.args[1].dtype.bitwidth // 8
+    return row
+
+
+@_defines(store_row, types.Integer, Lanes, returns=lambda address, lanes: types.void)
+def _store_row(context: Any, builder: Any, sig: Any, args: Any) -> None:
+    done = builder.store(args[1], builder.inttoptr(args[0], args[1].type.as_pointer()))
+    done.align = sig.args[1].dtype.bitwidth // 8
+
+
+def _turned(builder: Any, rows: list[Any]) -> list[Any]:
+    """The transpose of a 16 × 16 square held in 16 vectors: four rounds that swap ever larger off-diagonal squares."""
+    kind = ir.VectorType(_INT32, TURN)
+    for step in (1, 2, 4, 8):
+        low = ir.Constant(kind, [i if not i & step else TURN + i - step for i in range(TURN)])
+        high = ir.Constant(kind, [i + step if not i & step else TURN + i for i in range(TURN)])
+        turned = list(rows)
+        for i in range(TURN):
+            if not i & step:
+                turned[i] = builder.shuffle_vector(rows[i], rows[i + step], low)
+                turned[i + step] = builder.shuffle_vector(rows[i], rows[i + step], high)
+        rows = turned
+    return rows
+
+
+def _square(context: Any, builder: Any, sig: Any, args: Any, inward: bool) -> None:
+    """Move 16 entries of each lane between the lanes' addresses and rows of an array, 16 lanes at a time."""
+    dtype = sig.args[2].dtype
+    size, count = dtype.bitwidth // 8, width(dtype.bitwidth // 8)
+    square = ir.VectorType(_ELEMENTS[dtype], TURN)
+    addresses = context.make_array(sig.args[0])(context, builder, args[0]).data
+    data = context.make_array(sig.args[2])(context, builder, args[2]).data
+    for group in range(0, count, TURN):
+        outside, inside = [], []
+        for i in range(TURN):
+            lane = builder.load(builder.gep(addresses, [ir.Constant(_INT64, group + i)]))
+            outside.append(builder.inttoptr(builder.add(lane, args[1]), square.as_pointer()))
+            row = builder.gep(data, [builder.add(args[3], ir.Constant(_INT64, i * count + group))])
+            inside.append(builder.bitcast(row, square.as_pointer()))
+        source, target = (outside, inside) if inward else (inside, outside)
+        rows = [builder.load(pointer) for pointer in source]
+        for row in rows:
+            row.align = size
+        for row, pointer in zip(_turned(builder, rows), target, strict=True):
+            builder.store(row, pointer).align = size
+
+
+_SQUARE = (types.Array, types.Integer, types.Array, types.Integer)
+
+
+@_defines(turn_in, *_SQUARE, returns=lambda *args: types.void)
+def _turn_in(context: Any, builder: Any, sig: Any, args: Any) -> None:
+    _square(context, builder, sig, args, inward=True)
+
+
+@_defines(turn_out, *_SQUARE, returns=lambda *args: types.void)
+def _turn_out(context: Any, builder: Any, sig: Any, args: Any) -> None:
+    _square(context, builder, sig, args, inward=False)

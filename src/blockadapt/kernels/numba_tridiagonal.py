@@ -1,0 +1,562 @@
+"""The fast CPU kernel: many small symmetric eigenproblems at once, one in each SIMD lane.
+
+For a tile of blocks (32 in float32, 16 in float64), in one pass over memory:
+
+    1  read V, add w g gᵀ, write it back, and go on with the copy in cache
+    2  T = Hᵀ V H, Householder reflections to tridiagonal form            y ← Hᵀ m
+    3  Λ = Rᵀ T R, implicit QR with Wilkinson shifts, rotations logged    y ← Rᵀ y
+    4  y ← s(Λ) y, any function of the eigenvalues
+    5  y ← H R y, the log and the reflections backwards                   x ← x − y
+
+Eigenvectors are never formed: y = Uᵀ m is carried along instead. All lanes sweep together; a lane that has converged
+gets identity rotations, so its numbers do not depend on its neighbours, nor on the number of threads.
+
+Letters: n block size, L lanes, a packed lower triangle [n(n+1)/2, L], d and e the tridiagonal [n, L], y and g [n, L].
+Rows of lanes are addressed by their first element. References: Golub and Van Loan, Matrix Computations, 8.3; the
+rotation recurrence is that of EISPACK's imtql2 (Dubrulle, Martin and Wilkinson 1968) with the ends exchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from blockadapt.kernels.compilation import cached_jit
+from blockadapt.kernels.lanes import (
+    ROW_BYTES,
+    TURN,
+    absolute,
+    broadcast,
+    every,
+    fma,
+    gather,
+    load,
+    load_row,
+    maximum,
+    minimum,
+    power_of_two,
+    reciprocal_sqrt,
+    scatter,
+    select,
+    sqrt,
+    store,
+    store_row,
+    turn_in,
+    turn_out,
+)
+
+MAX_SWEEPS = 6
+"""QR sweeps allowed for each eigenvalue; two are used. A block that needs more is solved by `eigh`."""
+
+jit = numba.njit(nogil=True, error_model="numpy")
+
+# Columns of the segment table: for each tensor its address and the byte strides of [major, minor, element].
+X, GRAD, M, V, LARGEST, BASIS, EIGENVALUES = range(0, 28, 4)
+MINOR, LENGTH = 28, 29
+TABLE = 30
+# Columns of the coefficient table, in the order of a Segment's NamedTuples.
+SIGN, COUPLED, SHRINK, BETA1, _, DECAY, WEIGHT, _, LR, CORRECTION, DAMPING, LOWER, UPPER = range(13)
+TERMS = 13
+
+
+@jit
+def reduce_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, L: int) -> None:
+    """T = Hᵀ A H and y ← Hᵀ y. The reflections I − u uᵀ/h stay in a's columns, 1/h in `h`."""
+    f = a.dtype.type
+    zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
+    unit = f(1.1920929e-07) if a.itemsize == 4 else f(2.220446049250313e-16)
+    nothing = broadcast(unit * unit * unit * unit)
+    for k in range(n - 2):
+        head = ((k + 1) * (k + 2) // 2 + k) * L
+        alpha = load(a, head)
+        below = zero
+        for i in range(k + 2, n):
+            entry = load(a, (i * (i + 1) // 2 + k) * L)
+            below = fma(entry, entry, below)
+            store(u, i * L, entry)
+        norm = sqrt(fma(alpha, alpha, below))
+        beta = select(alpha < zero, norm, -norm)
+        tridiagonal = below <= nothing  # no reflection, and no 1/h that overflows
+        beta = select(tridiagonal, alpha, beta)
+        first = alpha - beta
+        inverse = select(tridiagonal, zero, one / select(tridiagonal, one, -(beta * first)))
+        store(u, (k + 1) * L, first)
+        store(a, head, first)
+        store(h, k * L, inverse)
+        store(e, k * L, beta)
+
+        # q = A u / h − (uᵀ A u / 2h²) u, so that Hᵀ A H = A − q uᵀ − u qᵀ
+        inner = zero
+        projection = zero
+        for i in range(k + 1, n):
+            row = i * (i + 1) // 2
+            total = zero
+            for j in range(k + 1, i + 1):
+                total = fma(load(a, (row + j) * L), load(u, j * L), total)
+            for j in range(i + 1, n):
+                total = fma(load(a, (j * (j + 1) // 2 + i) * L), load(u, j * L), total)
+            total = total * inverse
+            entry = load(u, i * L)
+            inner = fma(total, entry, inner)
+            projection = fma(entry, load(y, i * L), projection)
+            store(q, i * L, total)
+        inner = inner * inverse * half
+        projection = projection * inverse
+        for i in range(k + 1, n):
+            row = i * (i + 1) // 2
+            minus_u = -load(u, i * L)
+            minus_q = fma(inner, -minus_u, -load(q, i * L))
+            store(q, i * L, -minus_q)
+            store(y, i * L, fma(projection, minus_u, load(y, i * L)))
+            for j in range(k + 1, i + 1):
+                entry = load(a, (row + j) * L)
+                store(a, (row + j) * L, fma(minus_u, load(q, j * L), fma(minus_q, load(u, j * L), entry)))
+    for i in range(n):
+        store(d, i * L, load(a, (i * (i + 1) // 2 + i) * L))
+    if n > 1:
+        store(e, (n - 2) * L, load(a, ((n - 1) * n // 2 + n - 2) * L))
+
+
+@jit
+def unreduce_(n: int, a: Any, h: Any, y: Any, L: int) -> None:
+    """y ← H y."""
+    zero = broadcast(a.dtype.type(0))
+    for k in range(n - 3, -1, -1):
+        projection = zero
+        for i in range(k + 1, n):
+            projection = fma(load(a, (i * (i + 1) // 2 + k) * L), load(y, i * L), projection)
+        projection = -(projection * load(h, k * L))
+        for i in range(k + 1, n):
+            store(y, i * L, fma(projection, load(a, (i * (i + 1) // 2 + k) * L), load(y, i * L)))
+
+
+@jit
+def reverse_(n: int, rows: Any, mask: Any, L: int) -> None:
+    """Turn the order of n rows round in the lanes of the mask."""
+    for i in range(n // 2):
+        j = n - 1 - i
+        low, high = load(rows, i * L), load(rows, j * L)
+        store(rows, i * L, select(mask, high, low))
+        store(rows, j * L, select(mask, low, high))
+
+
+@jit
+def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int, L: int) -> int:
+    """Λ = Rᵀ T R into d and y ← Rᵀ y. Each sweep's rotations go to `log`, its last row to `ends`.
+
+    A sweep runs through the rows that some lane still works on. Each lane has its own shift, from the last 2 × 2 that
+    is coupled there; where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities.
+
+    The blocks are scaled to a trace in [1, 2), so an absolute tolerance below one unit in the last place of 1 decides
+    what is zero. Returns the number of sweeps; where e is not all zero afterwards, `most` was not enough.
+    """
+    f = d.dtype.type
+    zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
+    unit = f(1.1920929e-07) if d.itemsize == 4 else f(2.220446049250313e-16)
+    tolerance, always = broadcast(unit * f(0.0625)), broadcast(f(4))
+    # The square of a bulge that is gone: still normal, so that a larger one gives a rotation of full precision.
+    nothing = broadcast(f(1e-36) if d.itemsize == 4 else f(1e-300))
+    corner_off, corner_above, corner = zero, zero, zero
+    for i in range(n - 1):
+        off = load(e, i * L)
+        small = absolute(off) <= tolerance
+        store(e, i * L, select(small, zero, off))
+        corner_off = select(small, corner_off, off)
+        corner_above = select(small, corner_above, load(d, i * L))
+        corner = select(small, corner, load(d, (i + 1) * L))
+    hi = n - 1
+    sweeps = 0
+    position = 0
+    while hi > 0 and sweeps < most:
+        if every(load(e, (hi - 1) * L) == zero):
+            hi -= 1
+            continue
+        ends[sweeps] = hi
+        sweeps += 1
+        gap = half * (corner_above - corner)
+        square = corner_off * corner_off
+        root = sqrt(fma(gap, gap, square))
+        denominator = select(gap < zero, gap - root, gap + root)
+        shift = corner - square / select(corner_off == zero, one, denominator)
+        here, y_here = load(d, 0), load(y, 0)
+        g, c, s, p = here - shift, one, one, zero
+        above = zero
+        negligible = tolerance
+        corner_off, corner_above, corner = zero, zero, zero
+        for i in range(hi):
+            off = load(e, i * L)
+            bulge = s * off
+            b = c * off
+            square = bulge * bulge
+            identity = square <= nothing
+            square = fma(g, g, square)
+            inverse = reciprocal_sqrt(square)
+            c = select(identity, one, g * inverse)
+            s = select(identity, zero, bulge * inverse)
+            r = select(identity, g, square * inverse)
+            below = load(d, (i + 1) * L)
+            g = here - p
+            t = fma(below - g, s, c * (b + b))
+            p = s * t
+            diagonal = g + p
+            store(d, i * L, diagonal)
+            g = fma(c, t, -b)
+            if i > 0:
+                small = absolute(r) <= negligible
+                store(e, (i - 1) * L, select(small, zero, r))
+                corner_off = select(small, corner_off, r)
+                corner_above = select(small, corner_above, above)
+                corner = select(small, corner, diagonal)
+            y_below = load(y, (i + 1) * L)
+            store(y, i * L, fma(c, y_here, s * y_below))
+            y_here = fma(c, y_below, -(s * y_here))
+            store(log, position, c)
+            store(log, position + L, s)
+            position += 2 * L
+            apart = off == zero
+            s = select(apart, one, s)
+            c = select(apart, one, c)
+            g = select(apart, below - shift, g)
+            p = select(apart, zero, p)
+            negligible = select(apart, always, tolerance)  # what was zero stays so
+            above = diagonal
+            here = below
+        diagonal = here - p
+        small = absolute(g) <= negligible
+        store(e, (hi - 1) * L, select(small, zero, g))
+        corner_off = select(small, corner_off, g)
+        corner_above = select(small, corner_above, above)
+        corner = select(small, corner, diagonal)
+        store(d, hi * L, diagonal)
+        store(y, hi * L, y_here)
+    return sweeps
+
+
+@jit
+def undiagonalise_(y: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
+    """y ← R y."""
+    position = 0
+    for sweep in range(sweeps):
+        position += 2 * L * ends[sweep]
+    for sweep in range(sweeps - 1, -1, -1):
+        y_below = load(y, ends[sweep] * L)
+        for i in range(ends[sweep] - 1, -1, -1):
+            position -= 2 * L
+            c, s = load(log, position), load(log, position + L)
+            y_here = load(y, i * L)
+            store(y, (i + 1) * L, fma(s, y_here, c * y_below))
+            y_below = fma(c, y_here, -(s * y_below))
+        store(y, 0, y_below)
+
+
+@jit
+def locate(table: Any, starts: Any, block: int, where: Any, steps: Any, lengths: Any, owners: Any, L: int) -> bool:
+    """Addresses of each lane's block, from `block` on; lanes past the last block repeat it.
+
+    Returns whether the lanes' coordinates lie side by side, with one length and one owner.
+    """
+    segment = np.searchsorted(starts, block, side="right") - 1
+    within, minors = block - starts[segment], table[segment, MINOR]
+    major = within // minors
+    minor = within - major * minors
+    if minor + L <= minors:  # a tile within one line of one segment: almost all are
+        for role in range(7):
+            stride = table[segment, 4 * role + 2]
+            first = table[segment, 4 * role] + major * table[segment, 4 * role + 1] + minor * stride
+            for lane in range(L):
+                where[role, lane] = first + lane * stride
+        for lane in range(L):
+            lengths[lane] = table[segment, LENGTH]
+            owners[lane] = segment
+        for role in range(3):
+            for lane in range(L):
+                steps[role, lane] = table[segment, 4 * role + 3]
+        beside = True
+        for role in range(3):
+            has = table[segment, 4 * role] != 0
+            beside = beside and (not has or table[segment, 4 * role + 2] == ROW_BYTES // L)
+        return beside
+    for lane in range(L):
+        for role in range(7):
+            column = 4 * role
+            stride = table[segment, column + 2]
+            where[role, lane] = table[segment, column] + major * table[segment, column + 1] + minor * stride
+        for role in range(3):
+            steps[role, lane] = table[segment, 4 * role + 3]
+        lengths[lane] = table[segment, LENGTH]
+        owners[lane] = segment
+        if block + lane + 1 < starts[-1]:
+            minor += 1
+            if minor == table[segment, MINOR]:
+                minor = 0
+                major += 1
+            if block + lane + 1 == starts[segment + 1]:
+                segment += 1
+                major = 0
+    return False
+
+
+@jit
+def fetch_(
+    role: int, n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any, L: int
+) -> None:
+    """Coordinates of each lane's block into n rows; missing ones are zero."""
+    L = where.shape[1]
+    zero = broadcast(rows.dtype.type(0))
+    for i in range(n):
+        if beside:
+            store(rows, i * L, load_row(where[role, 0] + i * steps[role, 0], rows) if i < lengths[0] else zero)
+        else:
+            for lane in range(L):
+                inside = i < lengths[lane]
+                nowhere = rows.ctypes.data + i * L * rows.itemsize  # the row itself, zero until it is filled
+                spare[lane] = where[role, lane] + i * steps[role, lane] if inside else nowhere
+            store(rows, i * L, zero)
+            store(rows, i * L, gather(spare, 0, rows))
+
+
+@jit
+def put_(role: int, n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any) -> None:
+    """The inverse of `fetch_`; missing coordinates are dropped."""
+    L = where.shape[1]
+    for i in range(n):
+        if beside:
+            if i < lengths[0]:
+                store_row(where[role, 0] + i * steps[role, 0], load(rows, i * L))
+        else:
+            for lane in range(L):
+                inside = i < lengths[lane]
+                spare[lane] = where[role, lane] + i * steps[role, lane] if inside else spare[L:].ctypes.data
+            scatter(spare, 0, load(rows, i * L))
+
+
+@jit
+def lift_(addresses: Any, count: int, rows: Any, L: int) -> None:
+    """`count` consecutive numbers of each lane into as many rows. The last square of 16 overlaps the one before."""
+    if count < TURN:
+        for i in range(count):
+            store(rows, i * L, gather(addresses, i * rows.itemsize, rows))
+        return
+    for i in range(0, count, TURN):
+        i = min(i, count - TURN)
+        turn_in(addresses, i * rows.itemsize, rows, i * L)
+
+
+@jit
+def lower_(addresses: Any, count: int, rows: Any, L: int) -> None:
+    """The inverse of `lift_`."""
+    if count < TURN:
+        for i in range(count):
+            scatter(addresses, i * rows.itemsize, load(rows, i * L))
+        return
+    for i in range(0, count, TURN):
+        i = min(i, count - TURN)
+        turn_out(addresses, i * rows.itemsize, rows, i * L)
+
+
+@jit
+def effective_(n: int, d: Any, y: Any, terms: Any, L: int) -> None:
+    """y ← s(λ) y with s = clip(lr / (√(λ/correction) + damping), lower, upper)."""
+    zero = broadcast(d.dtype.type(0))
+    lr, correction, damping = load(terms, LR * L), load(terms, CORRECTION * L), load(terms, DAMPING * L)
+    lower, upper = load(terms, LOWER * L), load(terms, UPPER * L)
+    for i in range(n):
+        s = lr / (sqrt(maximum(load(d, i * L), zero) / correction) + damping)
+        store(y, i * L, load(y, i * L) * minimum(maximum(s, lower), upper))
+
+
+@jit
+def amsgrad_(n: int, d: Any, addresses: Any, rows: Any, keep: Any, L: int) -> None:
+    """Σ̂ ← max(Σ̂, Σ), both ascending; d ← Σ̂ in the order of d. Lanes outside `keep` leave Σ̂ as it is."""
+    f = d.dtype.type
+    zero, one = broadcast(f(0)), broadcast(f(1))
+    ranks, largest, merged = rows[: n * L], rows[n * L : 2 * n * L], rows[2 * n * L : 3 * n * L]
+    for i in range(n):
+        store(largest, i * L, gather(addresses, i * d.itemsize, d))
+        value = load(d, i * L)
+        rank = zero
+        for j in range(n):
+            other = load(d, j * L)
+            before = (other < value) | (other == value) if j < i else other < value
+            rank = rank + select(before, one, zero)
+        store(ranks, i * L, rank)
+    for position in range(n):
+        at = broadcast(f(position))
+        total = load(largest, position * L)
+        for i in range(n):
+            value = load(d, i * L)
+            total = select(load(ranks, i * L) == at, maximum(value, total), total)
+        store(merged, position * L, total)
+        scatter(addresses, position * d.itemsize, select(keep, total, load(largest, position * L)))
+    for i in range(n):
+        rank = load(ranks, i * L)
+        value = zero
+        for position in range(n):
+            value = select(rank == broadcast(f(position)), load(merged, position * L), value)
+        store(d, i * L, value)
+
+
+def scratch_length(n: int, L: int) -> int:
+    """Numbers of scratch that `advance` needs."""
+    return (n * (n + 1) // 2 + 8 * n + max(4 * n, n * n + 3 * n) + TERMS) * L
+
+
+@cached_jit
+def advance(
+    n: int, table: Any, coefficients: Any, starts: Any, tile: int, end: int, scratch: Any, log: Any, most: int,
+    kept: bool, failed: Any,
+) -> int:  # fmt: skip
+    """Take the step for tiles [tile, end) of blocks of n; see the module's head.
+
+    `kept` uses each block's stored basis instead of finding it. Blocks that did not converge within `most` sweeps have
+    their moments updated and their x shrunk, but not moved; their numbers go to `failed`. Returns how many.
+    """
+    f = scratch.dtype.type
+    L = ROW_BYTES // scratch.itemsize
+    zero, one = broadcast(f(0)), broadcast(f(1))
+    tiny = broadcast(f(1.1754944e-38) if scratch.itemsize == 4 else f(2.2250738585072014e-308))
+    huge = broadcast(f(3.4028235e38) if scratch.itemsize == 4 else f(1.7976931348623157e308))
+    triangle = n * (n + 1) // 2
+    a = scratch[: triangle * L]
+    rest = scratch[triangle * L :]
+    x, g, m, d, e, y, u, q = (
+        rest[: n * L], rest[n * L : 2 * n * L], rest[2 * n * L : 3 * n * L], rest[3 * n * L : 4 * n * L],
+        rest[4 * n * L : 5 * n * L], rest[5 * n * L : 6 * n * L], rest[6 * n * L : 7 * n * L],
+        rest[7 * n * L : 8 * n * L],
+    )  # fmt: skip
+    h = rest[8 * n * L : 9 * n * L]
+    basis = rest[8 * n * L : (8 * n + n * n) * L]  # where the basis is kept there are no reflections
+    terms = rest[(8 * n + max(4 * n, n * n + 3 * n)) * L :]
+    where = np.zeros((7, L), dtype=np.int64)
+    steps = np.zeros((3, L), dtype=np.int64)
+    lengths = np.zeros(L, dtype=np.int64)
+    owners = np.zeros(L, dtype=np.int64)
+    spare = np.zeros(L + 1, dtype=np.int64)
+    ends = np.zeros(most, dtype=np.int64)
+    has_m, has_largest, has_basis = table[0, M] != 0, table[0, LARGEST] != 0, table[0, BASIS] != 0
+    filled = -1  # the one segment whose coefficients the lanes hold
+    failures = 0
+    while tile < end:
+        beside = locate(table, starts, tile * L, where, steps, lengths, owners, L)
+        if filled < 0 or owners[0] != filled or owners[L - 1] != filled:
+            for lane in range(L):
+                for term in range(TERMS):
+                    terms[term * L + lane] = coefficients[owners[lane], term]
+            filled = owners[0] if owners[0] == owners[L - 1] else -1
+        fetch_(0, n, x, where, steps, lengths, beside, spare)
+        fetch_(1, n, g, where, steps, lengths, beside, spare)
+        if has_m:
+            fetch_(2, n, m, where, steps, lengths, beside, spare)
+        lift_(where[3], triangle, a, L)
+
+        sign, coupled, beta1 = load(terms, SIGN * L), load(terms, COUPLED * L), load(terms, BETA1 * L)
+        for i in range(n):
+            gradient = fma(coupled, load(x, i * L), sign * load(g, i * L))
+            store(g, i * L, gradient)
+            average = gradient
+            if has_m:
+                average = fma(beta1, load(m, i * L) - gradient, gradient)
+                store(m, i * L, average)
+            store(y, i * L, average)
+        if has_m:
+            put_(2, n, m, where, steps, lengths, beside, spare)
+        decay, weight = load(terms, DECAY * L), load(terms, WEIGHT * L)
+        trace = zero
+        row = 0
+        for i in range(n):
+            weighted = weight * load(g, i * L)
+            for j in range(i + 1):
+                entry = fma(weighted, load(g, j * L), decay * load(a, row))
+                store(a, row, entry)
+                row += L
+            trace = trace + load(a, row - L)
+        lower_(where[3], triangle, a, L)
+        finite = trace <= huge
+        solved = finite
+
+        if kept:
+            lift_(where[5], n * n, basis, L)
+            for j in range(n):
+                turned_g, turned_y = zero, zero
+                for i in range(n):
+                    entry = load(basis, (i * n + j) * L)
+                    turned_g = fma(entry, load(g, i * L), turned_g)
+                    turned_y = fma(entry, load(y, i * L), turned_y)
+                value = gather(where[6], j * scratch.itemsize, scratch)
+                value = fma(weight * turned_g, turned_g, decay * value)
+                scatter(where[6], j * scratch.itemsize, value)
+                store(d, j * L, value)
+                store(e, j * L, turned_y)
+            if has_largest:
+                amsgrad_(n, d, where[4], rest[(8 * n + n * n) * L :], finite, L)
+            effective_(n, d, e, terms, L)
+            for i in range(n):
+                total = zero
+                for j in range(n):
+                    total = fma(load(basis, (i * n + j) * L), load(e, j * L), total)
+                store(y, i * L, total)
+        else:
+            scale = power_of_two(maximum(select(finite, trace, one), tiny))
+            inverse = one / scale
+            for i in range(triangle):
+                store(a, i * L, select(finite, load(a, i * L) * inverse, zero))
+            reduce_(n, a, u, q, h, d, e, y, L)
+            # Sweeps must run from the large end to the small one, or the shift is lost on the way, and with it the
+            # accuracy of small eigenvalues. The large end is where the diagonal's centre of mass is.
+            balance = zero
+            for i in range(n):
+                balance = fma(broadcast(f(2 * i - n + 1)), absolute(load(d, i * L)), balance)
+            ascending = zero < balance
+            reverse_(n, d, ascending, L)
+            reverse_(n - 1, e, ascending, L)
+            reverse_(n, y, ascending, L)
+            sweeps = diagonalise_(n, d, e, y, log, ends, most, L)
+            for i in range(n - 1):
+                solved = solved & (load(e, i * L) == zero)
+            for i in range(n):
+                store(d, i * L, load(d, i * L) * scale)
+            if has_basis:
+                for i in range(n):
+                    scatter(where[6], i * scratch.itemsize, load(d, i * L))
+            if has_largest:
+                amsgrad_(n, d, where[4], rest[9 * n * L :], solved, L)
+            effective_(n, d, y, terms, L)
+            undiagonalise_(y, log, ends, sweeps, L)
+            reverse_(n, y, ascending, L)
+            unreduce_(n, a, h, y, L)
+            if has_basis:
+                for j in range(n):
+                    for i in range(n):
+                        store(u, i * L, one if i == j else zero)
+                    undiagonalise_(u, log, ends, sweeps, L)
+                    reverse_(n, u, ascending, L)
+                    unreduce_(n, a, h, u, L)
+                    for i in range(n):
+                        scatter(where[5], (i * n + j) * scratch.itemsize, load(u, i * L))
+            if not every(solved):
+                store(u, 0, select(solved | ~finite, zero, one))
+                for lane in range(L):
+                    if u[lane] != 0 and tile * L + lane < starts[-1]:
+                        failed[failures] = tile * L + lane
+                        failures += 1
+
+        shrink = load(terms, SHRINK * L)
+        unknown = broadcast(f(np.nan))
+        for i in range(n):
+            move = select(solved, load(y, i * L), select(finite, zero, unknown))
+            store(x, i * L, fma(shrink, load(x, i * L), -move))
+        put_(0, n, x, where, steps, lengths, beside, spare)
+        tile += 1
+    return failures
+
+
+def _signature(real: Any) -> tuple[Any, ...]:
+    """Types of the arguments of `advance` for one float type."""
+    integer, integers, reals = numba.int64, numba.int64[::1], real[::1]
+    tables = (numba.int64[:, ::1], real[:, ::1], integers)
+    return (integer, *tables, integer, integer, reals, reals, integer, numba.boolean, integers)
+
+
+SIGNATURES = {"float32": _signature(numba.float32), "float64": _signature(numba.float64)}

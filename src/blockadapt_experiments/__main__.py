@@ -1,0 +1,29 @@
+"""The `blockadapt` command, also as `python -m blockadapt_experiments`."""
+
+from __future__ import annotations
+
+import sys
+
+EXTRA = {"matplotlib", "pytorch_optimizer", "rich", "sklearn", "typer"}
+"""What the `experiments` extra installs, by the names they are imported under."""
+
+
+def main() -> None:
+    """Run the command; say how to install what it needs if that is missing."""
+    try:
+        from blockadapt_experiments.cli import app
+
+        app(prog_name="blockadapt")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRA:
+            raise
+        print(
+            f'blockadapt: this command needs {missing}; install it with pip install "blockadapt[experiments]".',
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

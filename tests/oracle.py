@@ -1,0 +1,270 @@
+"""A slow optimizer written from the formulas alone: plain NumPy, float64, one dense matrix per block.
+
+It shares no code with the library. Everything is per block, so that a block reads as one small full-matrix problem:
+
+    m ← β₁ₜ m + (1 − β₁ₜ) g
+    V ← H(V, g gᵀ) = U Λ Uᵀ
+    s = (αₜ / (1 − Πβ₁)) / (√(Λ / (1 − β₂ᵗ)) + δ), clipped
+    x ← x − U diag(s) Uᵀ m
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Shape = tuple[int, ...]
+Kind = Literal["adam", "adamw", "rmsprop", "adagrad", "adafom"]
+
+CLOSED = 1e-2
+LARGEST_KERNEL = 64
+
+
+# ---------------------------------------------------------------------------------------------------------- the blocks
+
+
+def runs(coordinates: Sequence[int], block_size: int) -> list[list[int]]:
+    """Consecutive runs of `block_size`, the last one possibly shorter."""
+    blocks: list[list[int]] = []
+    for position, coordinate in enumerate(coordinates):
+        if position % block_size == 0:
+            blocks.append([])
+        blocks[-1].append(coordinate)
+    return blocks
+
+
+def flat_index(index: Sequence[int], shape: Shape) -> int:
+    """Position of an index in row-major order."""
+    flat = 0
+    for i, length in zip(index, shape, strict=True):
+        flat = flat * length + i
+    return flat
+
+
+def input_blocks(shape: Shape, block_size: int) -> list[list[int]]:
+    """Runs down each column of W[out, in]."""
+    outputs, inputs = shape[0], math.prod(shape[1:])
+    blocks = []
+    for column in range(inputs):
+        blocks += runs([flat_index((row, column), (outputs, inputs)) for row in range(outputs)], block_size)
+    return blocks
+
+
+def output_blocks(shape: Shape, block_size: int) -> list[list[int]]:
+    """Runs along each row of W[out, in]."""
+    outputs, inputs = shape[0], math.prod(shape[1:])
+    blocks = []
+    for row in range(outputs):
+        blocks += runs([flat_index((row, column), (outputs, inputs)) for column in range(inputs)], block_size)
+    return blocks
+
+
+def filter_blocks(shape: Shape, block_size: int) -> list[list[int]]:
+    """One block for each spatial kernel W[i, j, ...], cut into runs when it has more than 64 coordinates."""
+    if len(shape) < 3:
+        raise ValueError(f"a weight of shape {shape} has no spatial kernel")
+    blocks = []
+    for i in range(shape[0]):
+        for j in range(shape[1]):
+            kernel = [flat_index((i, j, *position), shape) for position in np.ndindex(*shape[2:])]
+            blocks += runs(kernel, block_size if len(kernel) > LARGEST_KERNEL else len(kernel))
+    return blocks
+
+
+def explicit_blocks(shape: Shape, grouping: str, block_size: int) -> list[list[int]]:
+    """The blocks of one parameter as lists of its own flat coordinates. `"joint"` belongs to a whole group."""
+    everything = list(range(math.prod(shape)))
+    if not everything:
+        return []
+    if grouping == "auto":
+        if len(shape) >= 3 and math.prod(shape[2:]) > 1:
+            grouping = "filter"
+        elif len(shape) >= 2:
+            grouping = "input"
+        elif len(shape) == 1:
+            grouping = "chunk"
+        else:
+            grouping = "diagonal"
+    if grouping == "tensor":
+        return [everything]
+    if grouping == "diagonal" or len(shape) == 0:
+        return [[coordinate] for coordinate in everything]
+    if grouping == "chunk" or len(shape) == 1:
+        return runs(everything, block_size)
+    if grouping == "input":
+        return input_blocks(shape, block_size)
+    if grouping == "output":
+        return output_blocks(shape, block_size)
+    if grouping == "filter":
+        return filter_blocks(shape, block_size)
+    raise ValueError(f"no grouping {grouping!r} for a single parameter")
+
+
+# ------------------------------------------------------------------------------------------------------- the optimizer
+
+
+@dataclass
+class Block:
+    """One block: which coordinates, and all it remembers.
+
+    `rank` is the number of steps before which V counts as rank-deficient, so that its eigenbasis is always fresh.
+    """
+
+    coordinates: list[int]
+    rank: int
+    m: Array
+    accumulator: Array
+    basis: Array
+    largest: Array
+    beta1_product: float = 1.0
+    t: int = 0
+
+
+class DenseOracle:
+    """One param group, one dense matrix per block.
+
+    Args:
+        x: Start, flat over the whole group.
+        blocks: Coordinate lists that together name each coordinate once.
+        kind: Which method.
+        lr: α; assign `oracle.lr` to follow a schedule.
+        betas: β₁ and β₂, as far as the method has them.
+        eps: δ.
+        weight_decay: Decoupled for "adamw", otherwise added to the gradient.
+        amsgrad: Keep the largest sorted spectrum, before any correction.
+        clip: (final_lr, γ) or None.
+        bias_correction: Divide by 1 − Πβ₁ and 1 − β₂ᵗ.
+        beta1_decay: λ in β₁ₜ = β₁ λ^{t−1}.
+        refresh_every: k; the basis is recomputed when t ≤ rank or (t − 1) mod k = 0.
+        maximize: Ascend.
+        ranks: See `Block`; the block sizes unless given.
+    """
+
+    def __init__(
+        self,
+        x: Array,
+        blocks: Sequence[Sequence[int]],
+        kind: Kind,
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-4,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        clip: tuple[float, float] | None = None,
+        bias_correction: bool = True,
+        beta1_decay: float = 1.0,
+        refresh_every: int = 1,
+        maximize: bool = False,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        self.x: Array = np.array(x, dtype=np.float64)
+        self.kind = kind
+        self.lr = lr
+        self.initial_lr = lr
+        self.beta1 = 0.0 if kind in ("rmsprop", "adagrad") else betas[0]
+        self.beta2 = betas[1]
+        self.averages = kind in ("adagrad", "adafom")
+        self.eps = eps
+        self.weight_decay = weight_decay
+        self.amsgrad = amsgrad
+        self.clip = clip
+        self.bias_correction = bias_correction
+        self.beta1_decay = beta1_decay
+        self.refresh_every = refresh_every
+        self.maximize = maximize
+        named = sorted(coordinate for block in blocks for coordinate in block)
+        assert named == list(range(self.x.size)), "the blocks are not a partition"
+        if ranks is None:
+            ranks = [len(block) for block in blocks]
+        self.blocks = [
+            Block(
+                list(block),
+                rank,
+                np.zeros(len(block)),
+                np.zeros((len(block),) * 2),
+                np.eye(len(block)),
+                np.zeros(len(block)),
+            )
+            for block, rank in zip(blocks, ranks, strict=True)
+        ]
+
+    def step(self, grad: Array, present: NDArray[np.bool_] | None = None) -> None:
+        """Step each block that has a gradient.
+
+        In a block that has one only in part, the missing gradient counts as zero and its coordinates do not move.
+        """
+        everywhere = present is None or bool(present.all())
+        for block in self.blocks:
+            here = None if everywhere else present[block.coordinates]
+            if here is not None and not here.any():
+                continue
+            x, g = self.x[block.coordinates], grad[block.coordinates]
+            if self.maximize:
+                g = -g
+            if self.weight_decay and self.kind != "adamw":
+                g = g + self.weight_decay * x
+            if here is None:
+                self.x[block.coordinates] = self._step_block(block, x, g)
+            else:
+                self.x[block.coordinates] = np.where(here, self._step_block(block, x, np.where(here, g, 0.0)), x)
+
+    def bounds(self, t: int) -> tuple[float, float, float]:
+        """λl, λu and α*."""
+        assert self.clip is not None
+        final_lr, gamma = self.clip
+        target = final_lr * self.lr / self.initial_lr
+        return target * (1 - 1 / (gamma * t + 1)), target * (1 + 1 / (gamma * t)), target
+
+    def _step_block(self, block: Block, x: Array, g: Array) -> Array:
+        block.t += 1
+        if self.kind == "adamw":
+            x = x - self.lr * self.weight_decay * x
+        beta1 = self.beta1 * self.beta1_decay ** (block.t - 1)
+        block.beta1_product *= beta1
+        block.m = beta1 * block.m + (1 - beta1) * g
+        if self.clip is not None:
+            lower, upper, target = self.bounds(block.t)
+            if upper / lower - 1 < CLOSED:
+                return x - target * block.m
+        basis, spectrum = self._decompose(block, self._second_moment(block, g))
+        if self.amsgrad:
+            block.largest = np.maximum(block.largest, spectrum)
+            spectrum = block.largest
+        s = self._effective_spectrum(block, spectrum)
+        return x - basis @ (s * (basis.T @ block.m))
+
+    def _second_moment(self, block: Block, g: Array) -> Array:
+        outer = np.outer(g, g)
+        if self.averages:
+            block.accumulator = block.accumulator + outer
+            return block.accumulator / block.t
+        block.accumulator = self.beta2 * block.accumulator + (1 - self.beta2) * outer
+        return block.accumulator
+
+    def _decompose(self, block: Block, V: Array) -> tuple[Array, Array]:
+        """Basis and spectrum, the spectrum ascending."""
+        if block.t <= block.rank or (block.t - 1) % self.refresh_every == 0:
+            spectrum, block.basis = np.linalg.eigh(V)
+        else:
+            spectrum = np.diag(block.basis.T @ V @ block.basis)
+        order = np.argsort(spectrum, kind="stable")
+        return block.basis[:, order], np.maximum(spectrum[order], 0.0)
+
+    def _effective_spectrum(self, block: Block, spectrum: Array) -> Array:
+        alpha = self.lr / math.sqrt(block.t) if self.averages else self.lr
+        if self.bias_correction:
+            alpha /= 1 - block.beta1_product
+            if not self.averages:
+                spectrum = spectrum / (1 - self.beta2**block.t)
+        s = alpha / (np.sqrt(spectrum) + self.eps)
+        if self.clip is not None:
+            lower, upper, _ = self.bounds(block.t)
+            s = np.minimum(np.maximum(s, lower), upper)
+        return s
