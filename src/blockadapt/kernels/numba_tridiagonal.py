@@ -299,9 +299,7 @@ def locate(table: Any, starts: Any, block: int, where: Any, steps: Any, lengths:
 
 
 @jit
-def fetch_(
-    role: int, n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any, L: int
-) -> None:
+def fetch_(role: int, n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any) -> None:
     """Coordinates of each lane's block into n rows; missing ones are zero."""
     L = where.shape[1]
     zero = broadcast(rows.dtype.type(0))
