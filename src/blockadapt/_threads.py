@@ -1,55 +1,62 @@
-"""Run work on as many threads as torch uses.
+"""Run a C function on as many threads as torch uses.
 
-The kernels release the GIL, so plain Python threads serve, and Numba's own thread pool is never started: its first use
-changes torch's thread count (numba issue 9387). `torch.set_num_threads` rules here too.
+Numba's own thread pool is never started: its first use changes torch's thread count (numba issue 9387), and a second
+pool would fight with torch's for the cores, because OpenMP threads spin for a while after each parallel region. Instead
+the function runs on torch's own OpenMP threads where torch has GNU OpenMP, else on Python threads, without the GIL.
+`torch.set_num_threads` rules in either case.
 """
 
 from __future__ import annotations
 
-import itertools
+import ctypes
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import torch
 
 _pool: ThreadPoolExecutor | None = None
-_pool_size = 0
 
 
 def _forget_pool() -> None:
-    global _pool, _pool_size
-    _pool, _pool_size = None, 0
+    global _pool
+    _pool = None
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)  # threads do not survive a fork
 
 
-def run_chunks(work: Callable[[int], None], count: int) -> None:
-    """Call work(0) .. work(count − 1), each once, on up to `torch.get_num_threads()` threads.
+@lru_cache(maxsize=1)
+def _gnu_openmp() -> Any:
+    """`GOMP_parallel` of the OpenMP that torch itself has loaded, or None."""
+    folder = Path(torch.__file__).parent / "lib"
+    for library in sorted(folder.glob("libgomp*.so*")):
+        try:
+            parallel = ctypes.CDLL(str(library)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        parallel.restype = None
+        return parallel
+    return None
 
-    Threads take the next chunk as they become free; the caller is one of them. An exception is raised in the caller
-    once all threads have stopped.
-    """
-    global _pool, _pool_size
-    threads = min(torch.get_num_threads(), count)
-    ticket = itertools.count()  # next() on it is atomic
 
-    def take() -> None:
-        while (chunk := next(ticket)) < count:
-            work(chunk)
-
-    if threads <= 1:
-        take()
-        return
-    if _pool is None or _pool_size < threads - 1:
-        if _pool is not None:
-            _pool.shutdown(wait=False)
-        _pool, _pool_size = ThreadPoolExecutor(threads - 1, thread_name_prefix="blockadapt"), threads - 1
-    others = [_pool.submit(take) for _ in range(threads - 1)]
-    try:
-        take()
-    finally:
+def run_on_threads(function: Any, data: int, threads: int) -> None:
+    """Call `function`, a C function of one pointer, with `data` on this many threads at once, and wait for all."""
+    global _pool
+    if threads > 1:
+        parallel = _gnu_openmp()
+        if parallel is not None:
+            parallel(ctypes.cast(function, ctypes.c_void_p), data, threads, 0)
+            return
+        if _pool is None or _pool._max_workers < threads - 1:
+            _pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="blockadapt")
+        others = [_pool.submit(function, data) for _ in range(threads - 1)]
+        function(data)
         for other in others:
             other.result()
+    else:
+        function(data)

@@ -36,31 +36,25 @@ def cache_folder() -> Path:
     return Path(base or Path.home() / ".cache") / "blockadapt" / key.hexdigest()[:16]
 
 
-def cached_jit(function: Callable[..., Any]) -> Any:
-    """`numba.njit` with the disk cache where one can be written, without it elsewhere."""
-    before = numba.config.CACHE_DIR
-    try:
-        numba.config.CACHE_DIR = str(cache_folder())
-        return numba.njit(nogil=True, error_model="numpy", cache=True)(function)
-    except (OSError, RuntimeError):  # Numba found no place to write to, or there is no home
-        return numba.njit(nogil=True, error_model="numpy")(function)
-    finally:
-        numba.config.CACHE_DIR = before
-
-
-def compile_once(function: Any, signature: tuple[Any, ...], dtype: str) -> None:
-    """Have `function` compiled for this signature: from this process, the disk, or now, with a notice."""
-    if signature in function.signatures:
-        return
-    with _compiling:
+def compiled(function: Callable[[Any], None], dtype: str) -> Any:
+    """`function` as a C function of one pointer: from the disk, or compiled now, with a notice."""
+    with _compiling, _only_process():
         notice = threading.Timer(_PATIENCE, lambda: print(NOTICE.format(dtype=dtype), file=sys.stderr, flush=True))
         notice.daemon = True
-        with _only_process():
-            notice.start()
-            try:
-                function.compile(signature)
-            finally:
-                notice.cancel()
+        notice.start()
+        before = numba.config.CACHE_DIR
+        try:
+            numba.config.CACHE_DIR = str(cache_folder())
+            return _c_function(function, cache=True)
+        except (OSError, RuntimeError):  # there is no home, or Numba found no place that it can write to
+            return _c_function(function, cache=False)
+        finally:
+            numba.config.CACHE_DIR = before
+            notice.cancel()
+
+
+def _c_function(function: Callable[[Any], None], cache: bool) -> Any:
+    return numba.cfunc("void(voidptr)", error_model="numpy", cache=cache)(function)
 
 
 @contextlib.contextmanager

@@ -242,6 +242,35 @@ def power_of_two(lanes: Any) -> Any:
     return np.ldexp(np.ones_like(lanes), np.frexp(lanes)[1] - 1)
 
 
+def widen(lanes: Any, half: int) -> Any:
+    """The first (0) or second (1) half of float32 lanes as float64 lanes."""
+    count = lanes.size // 2
+    return lanes[half * count : (half + 1) * count].astype(np.float64)
+
+
+def narrow(first: Any, second: Any) -> Any:
+    """Two rows of float64 lanes as one of float32 lanes."""
+    return np.concatenate([first, second]).astype(np.float32)
+
+
+@_defines(widen, Lanes, types.Integer, returns=lambda lanes, half: Lanes(types.float64))
+def _widen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    count = sig.return_type.count
+    parts = []
+    for half in (0, 1):
+        picks = ir.Constant(ir.VectorType(_INT32, count), [half * count + i for i in range(count)])
+        parts.append(builder.shuffle_vector(args[0], args[0], picks))
+    second = builder.icmp_signed("!=", args[1], ir.Constant(args[1].type, 0))
+    return builder.fpext(builder.select(second, parts[1], parts[0]), _vector(types.float64))
+
+
+@_defines(narrow, Lanes, Lanes, returns=lambda first, second: Lanes(types.float32))
+def _narrow(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    count = sig.args[0].count
+    singles = [builder.fptrunc(arg, ir.VectorType(_ELEMENTS[types.float32], count)) for arg in args]
+    return builder.shuffle_vector(*singles, ir.Constant(ir.VectorType(_INT32, 2 * count), list(range(2 * count))))
+
+
 @_defines(broadcast, types.Float, returns=Lanes)
 def _broadcast(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return _splat(builder, args[0], _vector(sig.args[0]))
@@ -459,3 +488,30 @@ def _turn_in(context: Any, builder: Any, sig: Any, args: Any) -> None:
 @_defines(turn_out, *_SQUARE, returns=lambda *args: types.void)
 def _turn_out(context: Any, builder: Any, sig: Any, args: Any) -> None:
     _square(context, builder, sig, args, inward=False)
+
+
+# Threads ----------------------------------------------------------------------------------------------------------
+
+
+def pointer(address: int) -> Any:
+    """An address as a pointer, for `numba.carray`."""
+    return ctypes.c_void_p(address)
+
+
+def take_ticket(array: Any, index: int) -> int:
+    """array[index], and add one to it, in one step that no other thread can divide."""
+    ticket = int(array[index])
+    array[index] += 1
+    return ticket
+
+
+@_defines(pointer, types.Integer, returns=lambda address: types.voidptr)
+def _pointer(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+
+@_defines(take_ticket, types.Array, types.Integer, returns=lambda array, index: types.int64)
+def _take_ticket(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    data = context.make_array(sig.args[0])(context, builder, args[0]).data
+    one = ir.Constant(_INT64, 1)
+    return builder.atomic_rmw("add", builder.gep(data, [args[1]]), one, ordering="monotonic")

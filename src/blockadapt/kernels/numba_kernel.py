@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from blockadapt._threads import run_chunks
+from blockadapt._threads import run_on_threads
 from blockadapt.kernels import numba_tridiagonal as tiles
-from blockadapt.kernels.compilation import compile_once
+from blockadapt.kernels.compilation import compiled
 from blockadapt.kernels.lanes import width
 from blockadapt.kernels.protocol import Batch, Batches, Segment
 from blockadapt.kernels.torch_eigh import EighKernel
 
 MAX_BLOCK = 64
 """Blocks up to this size go through the tiles; larger ones through `eigh`, which LAPACK then does well."""
-
-_CHUNK = 64
-"""Most tiles a thread takes at a time: enough to make the call's cost vanish, few enough to share the work evenly."""
-
-_SCRATCH = threading.local()
 
 
 class NumbaKernel:
@@ -82,28 +78,28 @@ def _alike(segments: Sequence[Segment]) -> list[list[Segment]]:
 def _advance_(batch: Batch, segments: Sequence[Segment]) -> list[Segment]:
     """Take the step for these segments; returns the blocks that did not converge, one segment each."""
     dtype = np.dtype(str(batch.dtype).removeprefix("torch."))
-    lanes = width(dtype.itemsize)
-    compile_once(tiles.advance, tiles.SIGNATURES[dtype.name], dtype.name)
     table = np.array([_row(segment) for segment in segments], dtype=np.int64)
-    terms = [(*s.descent, *s.first, *s.second, *s.spectrum) for s in segments]
-    coefficients = np.array(terms, dtype=dtype)
+    coefficients = np.array([(*s.descent, *s.first, *s.second, *s.spectrum) for s in segments], dtype=dtype)
     starts = np.zeros(len(segments) + 1, dtype=np.int64)
     np.cumsum([segment.num_blocks for segment in segments], out=starts[1:])
-    total = -(-int(starts[-1]) // lanes)
-    kept = not segments[0].refresh
-    most = tiles.MAX_SWEEPS * batch.n
-    failed: list[int] = []
+    failed = np.zeros(starts[-1], dtype=np.uint8)
+    total = -(-int(starts[-1]) // width(dtype.itemsize))
+    threads = min(torch.get_num_threads(), total)
+    order = np.zeros(tiles.ORDER, dtype=np.int64)
+    order[tiles.SIZE], order[tiles.SEGMENTS] = batch.n, len(segments)
+    order[tiles.TABLE_AT], order[tiles.COEFFICIENTS_AT] = table.ctypes.data, coefficients.ctypes.data
+    order[tiles.STARTS_AT], order[tiles.FAILED_AT] = starts.ctypes.data, failed.ctypes.data
+    # Chunks of a few tiles, so that threads finish together.
+    order[tiles.TILES], order[tiles.CHUNK] = total, max(1, min(16, total // (8 * threads)))
+    order[tiles.SWEEPS], order[tiles.KEPT] = tiles.MAX_SWEEPS * batch.n, not segments[0].refresh
+    run_on_threads(_worker(dtype.name), order.ctypes.data, threads)
+    return [_block(segments, starts, int(number)) for number in failed.nonzero()[0]] if failed.any() else []
 
-    chunk = max(1, min(_CHUNK, -(-total // (4 * torch.get_num_threads()))))
 
-    def work(index: int) -> None:
-        first, last = index * chunk, min((index + 1) * chunk, total)
-        scratch, log, missed = _scratch(batch.n, dtype, most, chunk * lanes)
-        count = tiles.advance(batch.n, table, coefficients, starts, first, last, scratch, log, most, kept, missed)
-        failed.extend(missed[:count].tolist())
-
-    run_chunks(work, -(-total // chunk))
-    return [_block(segments, starts, number) for number in sorted(failed)]
+@lru_cache(maxsize=2)
+def _worker(dtype: str) -> Any:
+    """The compiled function that a thread runs."""
+    return compiled(tiles.worker(np.dtype(dtype).type), dtype).ctypes
 
 
 def _row(segment: Segment) -> list[int]:
@@ -117,25 +113,6 @@ def _row(segment: Segment) -> list[int]:
             size = tensor.element_size()
             row += [tensor.data_ptr(), *(stride * size for stride in tensor.stride())]
     return [*row, segment.x.shape[1], segment.x.shape[2]]
-
-
-def _scratch(n: int, dtype: np.dtype, most: int, blocks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """This thread's own working memory, kept between steps."""
-    held: dict[tuple[int, np.dtype, int], tuple[np.ndarray, np.ndarray, np.ndarray]]
-    held = _SCRATCH.__dict__.setdefault("held", {})
-    if (n, dtype, blocks) not in held:
-        lanes = width(dtype.itemsize)
-        scratch = _aligned(tiles.scratch_length(n, lanes), dtype)
-        log = _aligned(max(1, most * (n - 1) * 2 * lanes), dtype)
-        held[n, dtype, blocks] = (scratch, log, np.zeros(blocks, dtype=np.int64))
-    return held[n, dtype, blocks]
-
-
-def _aligned(length: int, dtype: np.dtype) -> np.ndarray:
-    """Memory that begins at a cache line, so that no row of lanes straddles two more than it must."""
-    raw = np.zeros(length * dtype.itemsize + 64, dtype=np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + length * dtype.itemsize].view(dtype)
 
 
 def _block(segments: Sequence[Segment], starts: np.ndarray, number: int) -> Segment:

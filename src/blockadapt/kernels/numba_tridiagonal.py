@@ -18,12 +18,13 @@ rotation recurrence is that of EISPACK's imtql2 (Dubrulle, Martin and Wilkinson 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
+from numba.extending import overload
 
-from blockadapt.kernels.compilation import cached_jit
 from blockadapt.kernels.lanes import (
     ROW_BYTES,
     TURN,
@@ -36,6 +37,8 @@ from blockadapt.kernels.lanes import (
     load_row,
     maximum,
     minimum,
+    narrow,
+    pointer,
     power_of_two,
     reciprocal_sqrt,
     scatter,
@@ -43,8 +46,10 @@ from blockadapt.kernels.lanes import (
     sqrt,
     store,
     store_row,
+    take_ticket,
     turn_in,
     turn_out,
+    widen,
 )
 
 MAX_SWEEPS = 6
@@ -62,12 +67,14 @@ TERMS = 13
 
 
 @jit
-def reduce_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, L: int) -> None:
-    """T = Hᵀ A H and y ← Hᵀ y. The reflections I − u uᵀ/h stay in a's columns, 1/h in `h`."""
+def reduce_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, least: float, L: int) -> None:
+    """T = Hᵀ A H and y ← Hᵀ y. The reflections I − u uᵀ/h stay in a's columns, 1/h in `h`.
+
+    Columns whose squares sum to no more than `least` are taken for tridiagonal: 1/h must not overflow.
+    """
     f = a.dtype.type
     zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
-    unit = f(1.1920929e-07) if a.itemsize == 4 else f(2.220446049250313e-16)
-    nothing = broadcast(unit * unit * unit * unit)
+    nothing = broadcast(f(least))
     for k in range(n - 2):
         head = ((k + 1) * (k + 2) // 2 + k) * L
         alpha = load(a, head)
@@ -75,15 +82,17 @@ def reduce_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, L: i
         for i in range(k + 2, n):
             entry = load(a, (i * (i + 1) // 2 + k) * L)
             below = fma(entry, entry, below)
-            store(u, i * L, entry)
         norm = sqrt(fma(alpha, alpha, below))
         beta = select(alpha < zero, norm, -norm)
-        tridiagonal = below <= nothing  # no reflection, and no 1/h that overflows
+        tridiagonal = below <= nothing
         beta = select(tridiagonal, alpha, beta)
         first = alpha - beta
         inverse = select(tridiagonal, zero, one / select(tridiagonal, one, -(beta * first)))
         store(u, (k + 1) * L, first)
         store(a, head, first)
+        for i in range(k + 2, n):
+            entry = load(a, (i * (i + 1) // 2 + k) * L)
+            store(u, i * L, select(tridiagonal, zero, entry))  # a tiny entry would breed denormal numbers
         store(h, k * L, inverse)
         store(e, k * L, beta)
 
@@ -120,6 +129,112 @@ def reduce_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, L: i
 
 
 @jit
+def rotate_(a: Any, d: Any, e: Any, y: Any, log: Any, L: int) -> None:
+    """Λ = Rᵀ A R and y ← Rᵀ y for blocks of 2 by one Jacobi rotation, logged as a sweep of one row."""
+    f = a.dtype.type
+    zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
+    first, off, second = load(a, 0), load(a, L), load(a, 2 * L)
+    none = off == zero
+    slope = half * (first - second) / select(none, one, off)  # cot 2θ
+    root = sqrt(fma(slope, slope, one))
+    t = select(none, zero, one / select(slope < zero, slope - root, slope + root))
+    c = one / sqrt(fma(t, t, one))
+    s = t * c
+    store(d, 0, fma(t, off, first))
+    store(d, L, fma(-t, off, second))
+    store(e, 0, zero)
+    top, bottom = load(y, 0), load(y, L)
+    store(y, 0, fma(c, top, s * bottom))
+    store(y, L, fma(c, bottom, -(s * top)))
+    store(log, 0, c)
+    store(log, L, s)
+
+
+def reduce_exactly_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
+    """`reduce_`, in float64 also for float32 blocks.
+
+    This is where a float32 solver loses its accuracy: n − 2 updates of the matrix, each rounded. In float64 it takes a
+    fifth of a step longer at n = 10, and the result is closer to the truth than LAPACK's in float32.
+    """
+    (_reduce_wide_ if a.itemsize == 4 else _reduce_plain_)(n, a, u, q, h, d, e, y, wide, L)
+
+
+def _reduce_plain_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
+    reduce_(n, a, u, q, h, d, e, y, 1e-60, L)
+
+
+def _reduce_wide_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
+    half, triangle = L // 2, n * (n + 1) // 2
+    lot = (triangle + 6 * n) * half
+    for part in range(2):
+        a2 = wide[part * lot : part * lot + triangle * half]
+        u2, q2, h2, d2, e2, y2 = _rows_of_six(wide[part * lot + triangle * half :], n * half)
+        for i in range(triangle):
+            store(a2, i * half, widen(load(a, i * L), part))
+        for i in range(n):
+            store(y2, i * half, widen(load(y, i * L), part))
+        reduce_(n, a2, u2, q2, h2, d2, e2, y2, 1e-28, half)  # 1/h is to fit into float32
+    for i in range(triangle):
+        store(a, i * L, narrow(load(wide, i * half), load(wide, lot + i * half)))
+    for row, rows in enumerate((h, d, e, y)):
+        start = (triangle + (row + 2) * n) * half
+        for i in range(n):
+            at = start + i * half
+            store(rows, i * L, narrow(load(wide, at), load(wide, lot + at)))
+
+
+def rotate_exactly_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
+    """`rotate_`, in float64 also for float32 blocks."""
+    (_rotate_wide_ if a.itemsize == 4 else _rotate_plain_)(a, d, e, y, log, wide, L)
+
+
+def _rotate_plain_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
+    rotate_(a, d, e, y, log, L)
+
+
+def _rotate_wide_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
+    half = L // 2
+    lot = 12 * half
+    for part in range(2):
+        own = wide[part * lot : (part + 1) * lot]
+        for i in range(3):
+            store(own, i * half, widen(load(a, i * L), part))
+        for i in range(2):
+            store(own, (6 + i) * half, widen(load(y, i * L), part))
+        a2, d2, log2, y2 = own[: 3 * half], own[4 * half : 6 * half], own[8 * half : 10 * half], own[6 * half : 8 * half]
+        rotate_(a2, d2, own[10 * half :], y2, log2, half)
+    for i in range(2):
+        for place, rows in ((4, d), (6, y), (8, log)):
+            at = (place + i) * half
+            store(rows, i * L, narrow(load(wide, at), load(wide, lot + at)))
+    store(e, 0, broadcast(e.dtype.type(0)))
+
+
+@overload(rotate_exactly_, inline="never")
+def _rotate_exactly(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> Any:
+    return _rotate_wide_ if a.dtype == numba.float32 else _rotate_plain_
+
+
+@jit
+def _rows_of_six(rest: Any, size: int) -> Any:
+    return (
+        rest[:size], rest[size : 2 * size], rest[2 * size : 3 * size], rest[3 * size : 4 * size],
+        rest[4 * size : 5 * size], rest[5 * size : 6 * size],
+    )  # fmt: skip
+
+
+@overload(reduce_exactly_, inline="never")
+def _reduce_exactly(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> Any:
+    return _reduce_wide_ if a.dtype == numba.float32 else _reduce_plain_
+
+
+@jit
+def wide_length(n: int, L: int) -> int:
+    """Numbers of float64 scratch that `reduce_exactly_` needs."""
+    return (n * (n + 1) // 2 + 6 * n) * L
+
+
+@jit
 def unreduce_(n: int, a: Any, h: Any, y: Any, L: int) -> None:
     """y ← H y."""
     zero = broadcast(a.dtype.type(0))
@@ -130,6 +245,23 @@ def unreduce_(n: int, a: Any, h: Any, y: Any, L: int) -> None:
         projection = -(projection * load(h, k * L))
         for i in range(k + 1, n):
             store(y, i * L, fma(projection, load(a, (i * (i + 1) // 2 + k) * L), load(y, i * L)))
+
+
+@jit
+def ascends(n: int, d: Any, e: Any, L: int) -> Any:
+    """Where T has its small end on top: sweeps run from the large end to the small one.
+
+    The other way the shift gets lost among larger numbers, and with it the accuracy of small eigenvalues. As in LAPACK,
+    the ends compared are those of what is coupled.
+    """
+    f = d.dtype.type
+    noise = broadcast(f(1.1920929e-07) if d.itemsize == 4 else f(2.220446049250313e-16))
+    top, bottom = load(d, 0), load(d, 0)
+    for i in range(n - 1):
+        bottom = select(noise < absolute(load(e, i * L)), load(d, (i + 1) * L), bottom)
+    for i in range(n - 2, -1, -1):
+        top = select(noise < absolute(load(e, i * L)), load(d, i * L), top)
+    return absolute(top) * broadcast(f(4)) < absolute(bottom)
 
 
 @jit
@@ -149,19 +281,20 @@ def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int,
     A sweep runs through the rows that some lane still works on. Each lane has its own shift, from the last 2 × 2 that
     is coupled there; where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities.
 
-    The blocks are scaled to a trace in [1, 2), so an absolute tolerance below one unit in the last place of 1 decides
-    what is zero. Returns the number of sweeps; where e is not all zero afterwards, `most` was not enough.
+    An e is zero if it is below ε (d + d') for its neighbours on the diagonal, as in EISPACK, or below 1e-4 ε, which is
+    noise where the blocks are scaled to a trace in [1, 2). Returns the number of sweeps; where e is not all zero
+    afterwards, `most` was not enough.
     """
     f = d.dtype.type
     zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
     unit = f(1.1920929e-07) if d.itemsize == 4 else f(2.220446049250313e-16)
-    tolerance, always = broadcast(unit * f(0.0625)), broadcast(f(4))
+    relative, least, always = broadcast(unit), broadcast(unit * f(1e-4)), broadcast(f(4))
     # The square of a bulge that is gone: still normal, so that a larger one gives a rotation of full precision.
     nothing = broadcast(f(1e-36) if d.itemsize == 4 else f(1e-300))
     corner_off, corner_above, corner = zero, zero, zero
     for i in range(n - 1):
         off = load(e, i * L)
-        small = absolute(off) <= tolerance
+        small = absolute(off) <= fma(load(d, i * L) + load(d, (i + 1) * L), relative, least)
         store(e, i * L, select(small, zero, off))
         corner_off = select(small, corner_off, off)
         corner_above = select(small, corner_above, load(d, i * L))
@@ -183,7 +316,7 @@ def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int,
         here, y_here = load(d, 0), load(y, 0)
         g, c, s, p = here - shift, one, one, zero
         above = zero
-        negligible = tolerance
+        floor = least
         corner_off, corner_above, corner = zero, zero, zero
         for i in range(hi):
             off = load(e, i * L)
@@ -204,7 +337,7 @@ def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int,
             store(d, i * L, diagonal)
             g = fma(c, t, -b)
             if i > 0:
-                small = absolute(r) <= negligible
+                small = absolute(r) <= fma(above + diagonal, relative, floor)
                 store(e, (i - 1) * L, select(small, zero, r))
                 corner_off = select(small, corner_off, r)
                 corner_above = select(small, corner_above, above)
@@ -220,11 +353,11 @@ def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int,
             c = select(apart, one, c)
             g = select(apart, below - shift, g)
             p = select(apart, zero, p)
-            negligible = select(apart, always, tolerance)  # what was zero stays so
+            floor = select(apart, always, least)  # what was zero stays so
             above = diagonal
             here = below
         diagonal = here - p
-        small = absolute(g) <= negligible
+        small = absolute(g) <= fma(above + diagonal, relative, floor)
         store(e, (hi - 1) * L, select(small, zero, g))
         corner_off = select(small, corner_off, g)
         corner_above = select(small, corner_above, above)
@@ -396,20 +529,27 @@ def amsgrad_(n: int, d: Any, addresses: Any, rows: Any, keep: Any, L: int) -> No
         store(d, i * L, value)
 
 
+@jit
+def log_length(n: int, most: int, L: int) -> int:
+    """Numbers that the log of `most` sweeps takes."""
+    return max(1, most * (n - 1) * 2 * L)
+
+
+@jit
 def scratch_length(n: int, L: int) -> int:
     """Numbers of scratch that `advance` needs."""
     return (n * (n + 1) // 2 + 8 * n + max(4 * n, n * n + 3 * n) + TERMS) * L
 
 
-@cached_jit
+@jit
 def advance(
-    n: int, table: Any, coefficients: Any, starts: Any, tile: int, end: int, scratch: Any, log: Any, most: int,
-    kept: bool, failed: Any,
-) -> int:  # fmt: skip
+    n: int, table: Any, coefficients: Any, starts: Any, tile: int, end: int, scratch: Any, wide: Any, log: Any,
+    most: int, kept: bool, failed: Any,
+) -> None:  # fmt: skip
     """Take the step for tiles [tile, end) of blocks of n; see the module's head.
 
     `kept` uses each block's stored basis instead of finding it. Blocks that did not converge within `most` sweeps have
-    their moments updated and their x shrunk, but not moved; their numbers go to `failed`. Returns how many.
+    their moments updated and their x shrunk, but not moved, and are marked in `failed`.
     """
     f = scratch.dtype.type
     L = ROW_BYTES // scratch.itemsize
@@ -435,7 +575,6 @@ def advance(
     ends = np.zeros(most, dtype=np.int64)
     has_m, has_largest, has_basis = table[0, M] != 0, table[0, LARGEST] != 0, table[0, BASIS] != 0
     filled = -1  # the one segment whose coefficients the lanes hold
-    failures = 0
     while tile < end:
         beside = locate(table, starts, tile * L, where, steps, lengths, owners, L)
         if filled < 0 or owners[0] != filled or owners[L - 1] != filled:
@@ -498,19 +637,22 @@ def advance(
         else:
             scale = power_of_two(maximum(select(finite, trace, one), tiny))
             inverse = one / scale
+            # Entries too small to matter go: arithmetic on denormal numbers is a hundred times slower.
+            least = broadcast(f(1e-18) if scratch.itemsize == 4 else f(1e-150))
             for i in range(triangle):
-                store(a, i * L, select(finite, load(a, i * L) * inverse, zero))
-            reduce_(n, a, u, q, h, d, e, y, L)
-            # Sweeps must run from the large end to the small one, or the shift is lost on the way, and with it the
-            # accuracy of small eigenvalues. The large end is where the diagonal's centre of mass is.
-            balance = zero
-            for i in range(n):
-                balance = fma(broadcast(f(2 * i - n + 1)), absolute(load(d, i * L)), balance)
-            ascending = zero < balance
-            reverse_(n, d, ascending, L)
-            reverse_(n - 1, e, ascending, L)
-            reverse_(n, y, ascending, L)
-            sweeps = diagonalise_(n, d, e, y, log, ends, most, L)
+                entry = load(a, i * L) * inverse
+                store(a, i * L, select(finite & (least < absolute(entry)), entry, zero))
+            ascending = one < zero
+            if n == 2:
+                rotate_exactly_(a, d, e, y, log, wide, L)
+                sweeps = ends[0] = 1
+            else:
+                reduce_exactly_(n, a, u, q, h, d, e, y, wide, L)
+                ascending = ascends(n, d, e, L)
+                reverse_(n, d, ascending, L)
+                reverse_(n - 1, e, ascending, L)
+                reverse_(n, y, ascending, L)
+                sweeps = diagonalise_(n, d, e, y, log, ends, most, L)
             for i in range(n - 1):
                 solved = solved & (load(e, i * L) == zero)
             for i in range(n):
@@ -537,8 +679,7 @@ def advance(
                 store(u, 0, select(solved | ~finite, zero, one))
                 for lane in range(L):
                     if u[lane] != 0 and tile * L + lane < starts[-1]:
-                        failed[failures] = tile * L + lane
-                        failures += 1
+                        failed[tile * L + lane] = 1
 
         shrink = load(terms, SHRINK * L)
         unknown = broadcast(f(np.nan))
@@ -547,14 +688,35 @@ def advance(
             store(x, i * L, fma(shrink, load(x, i * L), -move))
         put_(0, n, x, where, steps, lengths, beside, spare)
         tile += 1
-    return failures
 
 
-def _signature(real: Any) -> tuple[Any, ...]:
-    """Types of the arguments of `advance` for one float type."""
-    integer, integers, reals = numba.int64, numba.int64[::1], real[::1]
-    tables = (numba.int64[:, ::1], real[:, ::1], integers)
-    return (integer, *tables, integer, integer, reals, reals, integer, numba.boolean, integers)
+# Entries of an order: what a thread needs to know, as int64. The first is taken from by all threads.
+TICKET, SIZE, SEGMENTS, TABLE_AT, COEFFICIENTS_AT, STARTS_AT, FAILED_AT, TILES, CHUNK, SWEEPS, KEPT = range(11)
+ORDER = 11
 
 
-SIGNATURES = {"float32": _signature(numba.float32), "float64": _signature(numba.float64)}
+def worker(real: Any) -> Callable[[Any], None]:
+    """The function that each thread runs, for one float type: take the next chunk of tiles until none is left."""
+
+    def work(data: Any) -> None:
+        order = numba.carray(data, (ORDER,), np.int64)
+        n, segments, most = order[SIZE], order[SEGMENTS], order[SWEEPS]
+        table = numba.carray(pointer(order[TABLE_AT]), (segments, TABLE), np.int64)
+        coefficients = numba.carray(pointer(order[COEFFICIENTS_AT]), (segments, TERMS), real)
+        starts = numba.carray(pointer(order[STARTS_AT]), (segments + 1,), np.int64)
+        failed = numba.carray(pointer(order[FAILED_AT]), (starts[segments],), np.uint8)
+        L = ROW_BYTES // coefficients.itemsize
+        length = scratch_length(n, L)
+        memory = np.empty(length + log_length(n, most, L) + L, real)
+        skip = (-memory.ctypes.data % 64) // memory.itemsize  # rows of lanes begin at a cache line
+        scratch, log = memory[skip : skip + length], memory[skip + length :]
+        wide = np.empty(wide_length(n, L), np.float64)
+        kept = order[KEPT] != 0
+        while True:
+            first = take_ticket(order, TICKET) * order[CHUNK]
+            if first >= order[TILES]:
+                return
+            last = min(first + order[CHUNK], order[TILES])
+            advance(n, table, coefficients, starts, first, last, scratch, wide, log, most, kept, failed)
+
+    return work

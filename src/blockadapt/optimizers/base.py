@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from blockadapt.errors import NonFiniteGradientError
 from blockadapt.kernels import Descent, Kernel, get_kernel
 from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
-from blockadapt.optimizers.update import WIDTHS, Blocks, Coefficients, State, Update, block_state_names
+from blockadapt.optimizers.update import WIDTHS, Blocks, Coefficients, State, Update, Views, block_state_names
 from blockadapt.partition import MAX_BLOCK, IndexGroups, index_groups, partition, require_grouping
 from blockadapt.spectrum import Spectrum, SpectrumClip
 
@@ -52,6 +53,7 @@ class BlockOptimizer(Optimizer):
         require(process_group is None, type(self).__name__, "process_group", rule, process_group)
         self._kernel: Kernel = get_kernel(type(self).__name__, backend)
         self._backend = backend
+        self._views = Views()
         super().__init__(params, {**defaults, "skipped_steps": 0})
 
     # What a subclass says ------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ class BlockOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._has_usable_gradients():
-            update = Update()
+            update = Update(self._views)
             for group in self.param_groups:
                 self._prepare(group, update)
             update.apply_(self._kernel)
@@ -104,23 +106,25 @@ class BlockOptimizer(Optimizer):
         if not active:
             return
         spanning = index_groups(group["grouping"], group["params"])
+        known: dict[int, Coefficients] = {}  # parameters of a group are almost always at the same step
         for params in [group["params"]] if spanning else [[p] for p in active]:
             # Blocks keep their state with the first parameter; spanning blocks have several.
             owner, step = params[0], self._steps_taken(params[0]) + 1
             clip: SpectrumClip | None = group["clip"]
             closed = clip is not None and clip.is_closed(step)
-            coefficients = self._coefficients(group, step, closed)
+            coefficients = known.get(step) or known.setdefault(step, self._coefficients(group, step, closed))
             blocks = Blocks(block_sizes(group, params))
             names = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
             states = [self._state(p, update, blocks, names if p is owner else [], step) for p in params]
             if closed:
-                update.finish.append(lambda state=states[0]: [state.pop(name, None) for name in WIDTHS])  # type: ignore[misc]
+                if "second_moment" in states[0]:
+                    update.finish.append(partial(self._free_blocks, owner))
                 for param, state in zip(params, states, strict=True):
                     update.add_scaled(param, param.grad, state, coefficients)
                 continue
             # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
             due = step <= max(blocks.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
-            refresh = due or "basis" not in self.state[owner]
+            refresh = due or "basis" not in self.state.get(owner, {})
             if spanning:
                 update.add_group(spanning, params, states, refresh, coefficients)
             else:
@@ -171,6 +175,11 @@ class BlockOptimizer(Optimizer):
         update.finish.append(lambda: state["step"].fill_(step))
         return state
 
+    def _free_blocks(self, param: Tensor) -> None:
+        for name in WIDTHS:
+            self.state[param].pop(name, None)
+        self._views.drop(param)
+
     def _expected_state(
         self, group: Group, params: Sequence[Tensor], saved: Sequence[State | None]
     ) -> list[dict[str, tuple[int, ...]]]:
@@ -210,7 +219,7 @@ class BlockOptimizer(Optimizer):
                     grads.append(param.grad)
             if group["on_nonfinite"] == "propagate" or not grads:
                 continue
-            if _largest_magnitude(grads) <= _gradient_limit(group["params"]):
+            if _are_small(grads) or _largest_magnitude(grads) <= _gradient_limit(group["params"]):
                 continue
             if group["on_nonfinite"] == "raise":
                 raise NonFiniteGradientError(_describe_nonfinite(owner, group, index))
@@ -275,6 +284,7 @@ class BlockOptimizer(Optimizer):
         checkpoint.unshield_(state["state"])
         super().__setstate__(state)
         self._kernel = get_kernel(type(self).__name__, self._backend)
+        self._views = Views()
 
     def state_dict(self) -> dict[str, Any]:
         """The state as tensors and plain data: `torch.load(weights_only=True)` reads it."""
@@ -298,6 +308,12 @@ def block_sizes(group: Group, params: Sequence[Tensor]) -> dict[int, int]:
     """Number of blocks of each size that live with params[0]."""
     spanning = index_groups(group["grouping"], params)
     return (spanning or partition(tuple(params[0].shape), group["grouping"], group["block_size"])).sizes
+
+
+def _are_small(grads: Sequence[Tensor]) -> bool:
+    """Whether all are surely usable, found in one fast pass: Σ g² is finite only if every g and every g² is."""
+    norm = float(torch.nn.utils.get_total_norm(grads))
+    return math.isfinite(norm * norm) and norm * norm <= float(torch.finfo(torch.float32).max)
 
 
 def _largest_magnitude(grads: Sequence[Tensor]) -> float:

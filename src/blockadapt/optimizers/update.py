@@ -59,10 +59,33 @@ def block_state_names(amsgrad: bool, refresh_every: int) -> list[str]:
     return ["second_moment"] + ["largest"] * amsgrad + ["basis", "eigenvalues"] * (refresh_every > 1)
 
 
+class Views:
+    """Views of tensors that stay from step to step, made once: making them anew is what a step would spend most on."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Tensor, str], tuple[object, list[Tensor] | None]] = {}
+
+    def get(
+        self, param: Tensor, name: str, tensor: Tensor, make: Callable[[Tensor], list[Tensor] | None]
+    ) -> list[Tensor] | None:
+        """make(tensor), the tensor that `param` keeps under this name; made again if that has moved."""
+        place = (tensor.data_ptr(), tensor.dtype, tensor.stride(), make)
+        held = self._held.get((param, name))
+        if held is None or held[0] != place:
+            held = self._held[param, name] = (place, make(tensor))
+        return held[1]
+
+    def drop(self, param: Tensor) -> None:
+        """Let go of all that `param` keeps: a view would keep its memory."""
+        for name in ("x", "m", *WIDTHS):
+            self._held.pop((param, name), None)
+
+
 @dataclass
 class Update:
     """Collects what a step is to do; `apply_` does it."""
 
+    views: Views
     batches: dict[Batch, list[Segment]] = field(default_factory=dict)
     scaled: list[tuple[Tensor, Tensor, Tensor | None, Coefficients]] = field(default_factory=list)
     finish: list[Callable[[], object]] = field(default_factory=list)
@@ -86,16 +109,16 @@ class Update:
     ) -> None:
         """Add all blocks of a parameter that is cut by a named grouping."""
         dtype = statistics_dtype(param)
-        x, g = param.detach(), grad
-        in_place = param.dtype == grad.dtype == dtype
-        x_views, g_views = (partition.views(x), partition.views(g)) if in_place else (None, None)
-        if x_views is None or g_views is None:
+        views: dict[str, Any] = {"x": None, "grad": None}
+        if param.dtype == grad.dtype == dtype:
+            views["x"] = self.views.get(param, "x", param.detach(), partition.views)
+            views["grad"] = partition.views(grad)
+        if views["x"] is None or views["grad"] is None:
             x, g = self.stage(param, grad, dtype)
-            x_views, g_views = partition.views(x), partition.views(g)
-        views: dict[str, Any] = {"x": x_views, "grad": g_views}
-        views["m"] = partition.views(state["exp_avg"]) if "exp_avg" in state else None
+            views["x"], views["grad"] = partition.views(x), partition.views(g)
+        views["m"] = self.views.get(param, "m", state["exp_avg"], partition.views) if "exp_avg" in state else None
         for name in WIDTHS:
-            views[name] = partition.state_views(state[name]) if name in state else None
+            views[name] = self.views.get(param, name, state[name], partition.state_views) if name in state else None
         for i in range(len(views["x"])):
             tensors = {name: parts and parts[i] for name, parts in views.items()}
             self.add(Segment(n=partition.n, refresh=refresh, **tensors, **coefficients._asdict()))
