@@ -267,7 +267,7 @@ def test_a_scheduler_works_on_a_tensor_lr(make: Scheduler) -> None:
 
 @every_scheduler
 def test_no_scheduler_moves_the_lr_that_clip_bounds_are_measured_against(make: Scheduler) -> None:
-    """α* = final_lr · lr / initial_lr, where initial_lr is the lr the group was made with (design.md §1)."""
+    """α* = final_lr · lr / base_lr, where base_lr is the lr the group was made with."""
     params = parameters((4, 3), (3,))
     optimizer = BlockAdam(params, lr=0.05, clip=OPEN)
     lrs = scheduled_lrs(optimizer, make, lambda t: run(optimizer, [t]))
@@ -817,7 +817,7 @@ def test_a_freed_second_moment_cannot_be_asked_back() -> None:
     run(optimizer, range(1, STEPS_TO_CLOSE + 1))
     optimizer.param_groups[0]["clip"] = None
     before = everything(optimizer)
-    with pytest.raises(RuntimeError, match="`clip` must be closed for good"):
+    with pytest.raises(RuntimeError, match="`clip` must be left closed once it has closed"):
         run(optimizer, [4])
     assert everything(optimizer) == before
 

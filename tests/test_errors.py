@@ -216,7 +216,7 @@ def _misfit(id: str, message: str, *params: Any, **options: Any) -> Misfit:
 MISFITS: list[Misfit] = [
     _misfit(
         "filter on a matrix",
-        f"BlockAdam: `grouping` must be {NEEDS_KERNEL}, got \"'filter' for shape (4, 3)\".",
+        f"BlockAdam: `grouping` must be {NEEDS_KERNEL}, got 'filter' for a parameter of shape (4, 3).",
         parameter(2, 2, 3, 3),
         parameter(4, 3),
         grouping="filter",
@@ -253,39 +253,38 @@ MISFITS: list[Misfit] = [
     ),
     _misfit(
         "overlap",
-        "BlockAdam: `grouping` must be blocks that do not overlap, got 'coordinate 4'.",
+        "BlockAdam: `grouping` must be blocks that hold each of the group's 6 coordinates once, got coordinate 4 more than once.",
         parameter(3),
         parameter(3),
         grouping=IndexGroups([[0, 1, 4], [2, 3, 5], [4]]),
     ),
     _misfit(
         "overlap within a block",
-        "BlockAdam: `grouping` must be blocks that do not overlap, got 'coordinate 1'.",
+        "BlockAdam: `grouping` must be blocks that hold each of the group's 3 coordinates once, got coordinate 1 more than once.",
         parameter(3),
         grouping=IndexGroups([[0, 1, 1, 2]]),
     ),
     _misfit(
         "missing coordinate",
-        "BlockAdam: `grouping` must be blocks that miss no coordinate, got 'coordinate 2'.",
+        "BlockAdam: `grouping` must be blocks that hold each of the group's 4 coordinates once, got coordinate 2 in none.",
         parameter(4),
         grouping=IndexGroups([[0, 1], [3]]),
     ),
     _misfit(
         "no blocks",
-        "BlockAdam: `grouping` must be blocks that miss no coordinate, got 'coordinate 0'.",
+        "BlockAdam: `grouping` must be blocks that hold each of the group's 4 coordinates once, got coordinate 0 in none.",
         parameter(4),
         grouping=IndexGroups([]),
     ),
     _misfit(
         "out of range",
-        "BlockAdam: `grouping` must be blocks within the group's 4 coordinates, got 'coordinate 7'.",
+        "BlockAdam: `grouping` must be blocks within the group's 4 coordinates, got coordinate 7.",
         parameter(4),
         grouping=IndexGroups([[0, 1], [2, 3], [7]]),
     ),
     _misfit(
         "joint over two precisions",
-        f"BlockAdam: `params` must be {ONE_KIND}, "
-        "got [\"(torch.float32, device(type='cpu'))\", \"(torch.float64, device(type='cpu'))\"].",
+        f"BlockAdam: `params` must be {ONE_KIND}, got torch.float32 on cpu and torch.float64 on cpu.",
         parameter(3),
         parameter(3, dtype=torch.float64),
         grouping="joint",
@@ -298,7 +297,7 @@ MISFITS: list[Misfit] = [
     ),
     _misfit(
         "clip from lr 0",
-        "BlockAdam: `lr` must be > 0 where `clip` is set, because its bounds follow lr / initial_lr, got 0.0.",
+        "BlockAdam: `lr` must be > 0 where `clip` is set, because its bounds follow lr / base_lr, got 0.0.",
         parameter(3),
         lr=0.0,
         clip=OPEN,
@@ -314,32 +313,32 @@ MISFITS: list[Misfit] = [
     ),
     Misfit(
         lambda: IndexGroups([[0], [1, -2]]),
-        "IndexGroups: `groups[1]` must be an integer >= 0, got -2.",
+        "IndexGroups: `groups[1]` must be a non-empty list of integers >= 0, got [1, -2].",
         "negative coordinate",
     ),
     Misfit(
         lambda: IndexGroups([[0.0, 1.0]]),  # type: ignore[list-item]
-        "IndexGroups: `groups[0]` must be an integer >= 0, got 0.0.",
+        "IndexGroups: `groups[0]` must be a non-empty list of integers >= 0, got [0.0, 1.0].",
         "coordinate of float",
     ),
     Misfit(
         lambda: IndexGroups([[True, False]]),
-        "IndexGroups: `groups[0]` must be an integer >= 0, got True.",
+        "IndexGroups: `groups[0]` must be a non-empty list of integers >= 0, got [True, False].",
         "coordinate of bool",
     ),
     Misfit(
         lambda: IndexGroups(["01"]),  # type: ignore[list-item]
-        "IndexGroups: `groups[0]` must be an integer >= 0, got '0'.",
+        "IndexGroups: `groups[0]` must be a non-empty list of integers >= 0, got '01'.",
         "coordinates as text",
     ),
     Misfit(
         lambda: IndexGroups([[0, 1], []]),
-        "IndexGroups: `groups[1]` must be a non-empty list of coordinates, got [].",
+        "IndexGroups: `groups[1]` must be a non-empty list of integers >= 0, got [].",
         "empty block",
     ),
     Misfit(
         lambda: IndexGroups([0, 1]),  # type: ignore[list-item]
-        "IndexGroups: `groups[0]` must be a non-empty list of coordinates, got 0.",
+        "IndexGroups: `groups[0]` must be a non-empty list of integers >= 0, got 0.",
         "coordinates without blocks",
     ),
     Misfit(

@@ -287,16 +287,16 @@ def test_a_partition_into_any_sizes_covers_and_any_slip_is_named(sizes: list[int
     groups.require_cover("Test", total)
     assert groups.sizes == {n: sizes.count(n) for n in sorted(set(sizes))}
     victim = pick.draw(st.integers(0, total - 1))
+    once = f"Test: `grouping` must be blocks that hold each of the group's {total} coordinates once"
     for slip, message in (
-        ([*lists, [victim]], f"Test: `grouping` must be blocks that do not overlap, got 'coordinate {victim}'."),
+        ([*lists, [victim]], f"{once}, got coordinate {victim} more than once."),
         (
             [kept for block in lists if (kept := [c for c in block if c != victim])],
-            f"Test: `grouping` must be blocks that miss no coordinate, got 'coordinate {victim}'.",
+            f"{once}, got coordinate {victim} in none.",
         ),
         (
             [*lists, [total + victim]],
-            f"Test: `grouping` must be blocks within the group's {total} coordinates, "
-            f"got 'coordinate {total + victim}'.",
+            f"Test: `grouping` must be blocks within the group's {total} coordinates, got coordinate {total + victim}.",
         ),
     ):
         with pytest.raises(ValueError, match=r"^Test: `grouping`") as refusal:

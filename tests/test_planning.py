@@ -160,7 +160,7 @@ def test_only_classes_with_a_first_moment_plan_for_one(cls: type[BlockOptimizer]
 
 def test_flops_grow_as_the_cube_of_the_block() -> None:
     assert block_flops(1) == 12
-    assert block_flops(10) == pytest.approx(6000, rel=0.1)  # design.md §4
+    assert block_flops(10) == pytest.approx(6000, rel=0.1)
     assert block_flops(200) / block_flops(100) == pytest.approx(8, rel=0.03)
 
 

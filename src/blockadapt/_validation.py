@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+
+
+class Described(str):
+    """A value that is told in words rather than by its repr."""
+
+    __slots__ = ()
+
+    __repr__ = str.__str__
 
 
 def refusal(owner: str, argument: str, rule: str, value: object) -> str:
@@ -21,8 +30,8 @@ def require(ok: bool, owner: str, argument: str, rule: str, value: object) -> No
 
 
 def is_number(value: object) -> bool:
-    """A real scalar: int or float, not bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A real scalar, NumPy's too; not bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def require_number(

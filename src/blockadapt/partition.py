@@ -14,6 +14,7 @@ rows and columns stay zero, so one parameter has one block size.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -22,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt._validation import require, require_choice, require_integer
-from blockadapt.moments import packed_length
+from blockadapt._validation import Described, require, require_choice, require_integer
+from blockadapt.moments import packed_length, statistics_dtype
 
 MAX_BLOCK = 4096
 """Largest block: one more coordinate and a single V passes 32 MiB in float32."""
@@ -48,11 +49,11 @@ class IndexGroups:
     def __init__(self, groups: Iterable[Sequence[int]]) -> None:
         self.groups: list[list[int]] = []
         for position, group in enumerate(groups):
-            members = list(group)
-            for member in members:
-                require_integer("IndexGroups", f"groups[{position}]", member, least=0)
-            require(len(members) > 0, "IndexGroups", f"groups[{position}]", "a non-empty list of coordinates", members)
-            self.groups.append(members)
+            members = _integers(group)
+            rule = "a non-empty list of integers >= 0"
+            ok = members is not None and len(members) > 0 and min(members) >= 0
+            require(ok, "IndexGroups", f"groups[{position}]", rule, group)
+            self.groups.append(members or [])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, IndexGroups) and self.groups == other.groups
@@ -83,11 +84,22 @@ class IndexGroups:
             outside = table[table >= total]
             if outside.numel():
                 rule = f"blocks within the group's {total} coordinates"
-                require(False, owner, "grouping", rule, f"coordinate {int(outside[0])}")
+                require(False, owner, "grouping", rule, Described(f"coordinate {int(outside[0])}"))
             seen += torch.bincount(table.flatten(), minlength=total)
-        for wrong, what in ((seen > 1, "blocks that do not overlap"), (seen == 0, "blocks that miss no coordinate")):
+        rule = f"blocks that hold each of the group's {total} coordinates once"
+        for wrong, how in ((seen > 1, "more than once"), (seen == 0, "in none")):
             if wrong.any():
-                require(False, owner, "grouping", what, f"coordinate {int(wrong.nonzero()[0])}")
+                value = Described(f"coordinate {int(wrong.nonzero()[0])} {how}")
+                require(False, owner, "grouping", rule, value)
+
+
+def _integers(group: Any) -> list[int] | None:
+    """The members of a group as ints, from NumPy and torch too; None if they are not integers."""
+    try:
+        members = list(group)
+        return None if any(isinstance(member, bool) for member in members) else list(map(operator.index, members))
+    except TypeError:
+        return None
 
 
 Grouping = str | IndexGroups
@@ -195,7 +207,7 @@ def partition(shape: tuple[int, ...], grouping: str, block_size: int) -> Partiti
         return cut((shape[0],), columns, min(block_size, columns))
     if name == "filter":
         kernel = math.prod(shape[2:])
-        return cut(tuple(shape[:2]), kernel, kernel if kernel <= MAX_KERNEL else block_size)
+        return cut(tuple(shape[:2]), kernel, kernel if kernel <= MAX_KERNEL else min(block_size, kernel))
     n = {"chunk": min(block_size, numel), "tensor": numel, "diagonal": 1}[name]
     return cut((1,), numel, n)
 
@@ -203,7 +215,7 @@ def partition(shape: tuple[int, ...], grouping: str, block_size: int) -> Partiti
 @lru_cache(maxsize=64)
 def joint(total: int) -> IndexGroups:
     """One block over `total` coordinates."""
-    return IndexGroups([range(total)])
+    return IndexGroups([range(total)] if total else [])
 
 
 def index_groups(grouping: Grouping, params: Sequence[Tensor]) -> IndexGroups | None:
@@ -211,7 +223,7 @@ def index_groups(grouping: Grouping, params: Sequence[Tensor]) -> IndexGroups | 
     if isinstance(grouping, IndexGroups):
         return grouping
     total = sum(param.numel() for param in params)
-    return joint(total) if grouping == "joint" and total else None
+    return joint(total) if grouping == "joint" else None
 
 
 def require_grouping(owner: str, grouping: Any, block_size: Any, params: Sequence[Tensor]) -> None:
@@ -220,24 +232,24 @@ def require_grouping(owner: str, grouping: Any, block_size: Any, params: Sequenc
     total = sum(param.numel() for param in params)
     if isinstance(grouping, IndexGroups):
         grouping.require_cover(owner, total)
-        _require_affordable(owner, "IndexGroups", max(grouping.sizes, default=0))
+        _require_affordable(owner, "IndexGroups", max(grouping.sizes, default=0), params)
         return
     require_choice(owner, "grouping", grouping, NAMED_GROUPINGS)
     if grouping == "joint":
-        _require_affordable(owner, "'joint'", total)
+        _require_affordable(owner, "'joint'", total, params)
         return
     for param in params:
         if grouping == "filter":
             rule = "a grouping that fits its parameters ('filter' needs a convolution weight of 3 or more dimensions)"
             ok = param.ndim != 2
-            require(ok, owner, "grouping", rule, f"'filter' for shape {tuple(param.shape)}")
+            require(ok, owner, "grouping", rule, Described(f"'filter' for a parameter of shape {tuple(param.shape)}"))
         if grouping == "tensor":
-            _require_affordable(owner, "'tensor'", param.numel())
+            _require_affordable(owner, "'tensor'", param.numel(), [param])
 
 
-def _require_affordable(owner: str, what: str, n: int) -> None:
+def _require_affordable(owner: str, what: str, n: int, params: Sequence[Tensor]) -> None:
     if n > MAX_BLOCK:
-        gigabytes = 4 * packed_length(n) / 1e9
+        gigabytes = statistics_dtype(params[0]).itemsize * packed_length(n) / 1e9
         rule = f"a grouping into blocks of at most {MAX_BLOCK} coordinates"
         raise ValueError(
             f"{owner}: `grouping` must be {rule}, got {what} with a block of {n}, "

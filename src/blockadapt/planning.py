@@ -17,7 +17,12 @@ from blockadapt.partition import index_groups, resolve
 
 @dataclass(frozen=True)
 class PlanRow:
-    """What happens to one parameter, or to a group of parameters whose blocks span them."""
+    """What happens to one parameter, or to a group of parameters whose blocks span them.
+
+    Example:
+        >>> plan(torch.nn.Linear(784, 10)).rows[0].sizes
+        {10: 784}
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -42,6 +47,11 @@ class Plan:
     """What an optimizer will do with each parameter; `str` gives a table.
 
     `flops` counts a step that solves every block; it is an estimate by `block_flops`.
+    Frozen parameters take no state and no time.
+
+    Example:
+        >>> plan(torch.nn.Linear(784, 10)).num_blocks
+        785
     """
 
     rows: Sequence[PlanRow]
@@ -104,7 +114,8 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, **options:
         optimizer = model_or_params
     else:
         params = model_or_params.named_parameters() if isinstance(model_or_params, nn.Module) else model_or_params
-        optimizer = BlockAdam(params, **options)
+        groups = [dict(entry) if isinstance(entry, dict) else entry for entry in params]  # torch fills them in
+        optimizer = BlockAdam(groups, **options)
     rows = [row for index, group in enumerate(optimizer.param_groups) for row in _rows(optimizer, group, index)]
     return Plan(rows, sum(p.numel() for group in optimizer.param_groups for p in group["params"]))
 
@@ -132,6 +143,8 @@ def _rows(optimizer: BlockOptimizer, group: Group, index: int) -> Iterable[PlanR
 def _row(
     optimizer: BlockOptimizer, group: Group, name: str, shape: tuple[int, ...], grouping: str, params: Sequence[Tensor]
 ) -> PlanRow:
+    if not any(p.requires_grad or p.grad is not None for p in params):
+        return PlanRow(name, shape, "frozen", {}, 0, 0)
     sizes = block_sizes(group, params)
     numbers = sum(
         count * WIDTHS[state](n)

@@ -3,7 +3,7 @@
 With V̂ = U Λ Uᵀ, a step is x ← x − U diag(s) Uᵀ m, where
 
     s = clip(α / (√Λ + δ), λₗ, λᵤ)
-    λₗ = α* (1 − 1/(γt + 1))        λᵤ = α* (1 + 1/(γt))        α* = final_lr · lr / initial_lr
+    λₗ = α* (1 − 1/(γt + 1))        λᵤ = α* (1 + 1/(γt))        α* = final_lr · lr / base_lr
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SpectrumClip:
 
     Args:
         final_lr: α*, the step size at the end, as it is for SGD on the averaged momentum m. It follows the lr
-            schedule: α* = final_lr · lr / initial_lr. Heavy-ball SGD with learning rate η has final_lr = η / (1 − β₁).
+            schedule: α* = final_lr · lr / base_lr. Heavy-ball SGD with learning rate η has final_lr = η / (1 − β₁).
         gamma: γ, how fast the interval closes. After t steps its ends are within a factor 1 + 1/(γt) of α*.
 
     Example:
@@ -53,11 +53,12 @@ class SpectrumClip:
         """(λₗ, λᵤ) at this step, with α* = final_lr · schedule."""
         progress = self.gamma * step
         target = self.final_lr * schedule
-        return target * (1 - 1 / (progress + 1)), target * (1 + 1 / progress)
+        return target * (1 - 1 / (progress + 1)), min(target * (1 + 1 / progress), UNBOUNDED)
 
     def is_closed(self, step: int) -> bool:
         """Whether the interval is so narrow that the step is SGD's."""
-        return (1 + 1 / (self.gamma * step)) ** 2 - 1 < CLOSED
+        width = 1 / (self.gamma * step)
+        return width * (2 + width) < CLOSED  # λᵤ/λₗ − 1
 
 
 class Spectrum(NamedTuple):

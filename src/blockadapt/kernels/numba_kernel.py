@@ -34,10 +34,14 @@ class NumbaKernel:
         """See `Kernel.step_`."""
         others = {batch: segments for batch, segments in batches.items() if not _in_tiles(batch)}
         changes = [self._eigh.prepare(segments) for segments in others.values()]  # may raise; tiles cannot
-        for batch, segments in batches.items():
-            if batch not in others:
-                for alike in _alike(segments):
-                    self._redo_(_advance_(batch, alike))
+        orders = [
+            _Order(batch, alike)
+            for batch, segments in batches.items()
+            if batch not in others
+            for alike in _alike(segments)
+        ]
+        for order in orders:
+            self._redo_(order.carry_out_())
         for change in changes:
             change.write_()
 
@@ -75,25 +79,35 @@ def _alike(segments: Sequence[Segment]) -> list[list[Segment]]:
     return list(together.values())
 
 
-def _advance_(batch: Batch, segments: Sequence[Segment]) -> list[Segment]:
-    """Take the step for these segments; returns the blocks that did not converge, one segment each."""
-    dtype = np.dtype(str(batch.dtype).removeprefix("torch."))
-    table = np.array([_row(segment) for segment in segments], dtype=np.int64)
-    coefficients = np.array([(*s.descent, *s.first, *s.second, *s.spectrum) for s in segments], dtype=dtype)
-    starts = np.zeros(len(segments) + 1, dtype=np.int64)
-    np.cumsum([segment.num_blocks for segment in segments], out=starts[1:])
-    failed = np.zeros(starts[-1], dtype=np.uint8)
-    total = -(-int(starts[-1]) // width(dtype.itemsize))
-    threads = min(torch.get_num_threads(), total)
-    order = np.zeros(tiles.ORDER, dtype=np.int64)
-    order[tiles.SIZE], order[tiles.SEGMENTS] = batch.n, len(segments)
-    order[tiles.TABLE_AT], order[tiles.COEFFICIENTS_AT] = table.ctypes.data, coefficients.ctypes.data
-    order[tiles.STARTS_AT], order[tiles.FAILED_AT] = starts.ctypes.data, failed.ctypes.data
-    # Chunks of a few tiles, so that threads finish together.
-    order[tiles.TILES], order[tiles.CHUNK] = total, max(1, min(16, total // (8 * threads)))
-    order[tiles.SWEEPS], order[tiles.KEPT] = tiles.MAX_SWEEPS * batch.n, not segments[0].refresh
-    run_on_threads(_worker(dtype.name), order.ctypes.data, threads)
-    return [_block(segments, starts, int(number)) for number in failed.nonzero()[0]] if failed.any() else []
+class _Order:
+    """A step for segments that are alike, made ready so that nothing is left that could raise."""
+
+    def __init__(self, batch: Batch, segments: Sequence[Segment]) -> None:
+        dtype = np.dtype(str(batch.dtype).removeprefix("torch."))
+        self._segments = segments
+        self._worker = _worker(dtype.name)
+        self._table = np.array([_row(segment) for segment in segments], dtype=np.int64)
+        terms = [(*s.descent, *s.first, *s.second, *s.spectrum) for s in segments]
+        self._coefficients = np.array(terms, dtype=dtype)
+        self._starts = np.zeros(len(segments) + 1, dtype=np.int64)
+        np.cumsum([segment.num_blocks for segment in segments], out=self._starts[1:])
+        self._failed = np.zeros(self._starts[-1], dtype=np.uint8)
+        total = -(-int(self._starts[-1]) // width(dtype.itemsize))
+        self._threads = min(torch.get_num_threads(), total)
+        order = self._order = np.zeros(tiles.ORDER, dtype=np.int64)
+        order[tiles.SIZE], order[tiles.SEGMENTS] = batch.n, len(segments)
+        order[tiles.TABLE_AT], order[tiles.COEFFICIENTS_AT] = self._table.ctypes.data, self._coefficients.ctypes.data
+        order[tiles.STARTS_AT], order[tiles.FAILED_AT] = self._starts.ctypes.data, self._failed.ctypes.data
+        # Chunks of a few tiles, so that threads finish together.
+        order[tiles.TILES], order[tiles.CHUNK] = total, max(1, min(16, total // (8 * self._threads)))
+        order[tiles.SWEEPS], order[tiles.KEPT] = tiles.MAX_SWEEPS * batch.n, not segments[0].refresh
+
+    def carry_out_(self) -> list[Segment]:
+        """Take the step; returns the blocks that did not converge, one segment each."""
+        run_on_threads(self._worker, self._order.ctypes.data, self._threads)
+        if not self._failed.any():
+            return []
+        return [_block(self._segments, self._starts, int(number)) for number in self._failed.nonzero()[0]]
 
 
 @lru_cache(maxsize=2)

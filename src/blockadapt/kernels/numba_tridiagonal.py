@@ -201,7 +201,12 @@ def _rotate_wide_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -
             store(own, i * half, widen(load(a, i * L), part))
         for i in range(2):
             store(own, (6 + i) * half, widen(load(y, i * L), part))
-        a2, d2, log2, y2 = own[: 3 * half], own[4 * half : 6 * half], own[8 * half : 10 * half], own[6 * half : 8 * half]
+        a2, d2, log2, y2 = (
+            own[: 3 * half],
+            own[4 * half : 6 * half],
+            own[8 * half : 10 * half],
+            own[6 * half : 8 * half],
+        )
         rotate_(a2, d2, own[10 * half :], y2, log2, half)
     for i in range(2):
         for place, rows in ((4, d), (6, y), (8, log)):

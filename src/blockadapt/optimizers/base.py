@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from blockadapt._validation import (
+    Described,
     refusal,
     require,
     require_bool,
@@ -29,7 +30,7 @@ from blockadapt.optimizers.update import WIDTHS, Blocks, Coefficients, State, Up
 from blockadapt.partition import MAX_BLOCK, IndexGroups, index_groups, partition, require_grouping
 from blockadapt.spectrum import Spectrum, SpectrumClip
 
-_NOT_OPTIONS = ("params", "param_names", "initial_lr", "differentiable")
+_NOT_OPTIONS = ("params", "param_names", "base_lr", "initial_lr", "differentiable")
 _FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend", "process_group")
 """Options that some optimizers of the family have in their param groups, and others do not."""
 
@@ -75,6 +76,7 @@ class BlockOptimizer(Optimizer):
 
     # The step ------------------------------------------------------------------------------------------------------
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # as in torch's own optimizers; the public one imports for 1 s
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
         """Take one step. If it raises, parameters and state are as before.
@@ -116,9 +118,10 @@ class BlockOptimizer(Optimizer):
             blocks = Blocks(block_sizes(group, params))
             names = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
             states = [self._state(p, update, blocks, names if p is owner else [], step) for p in params]
+            stale = [name for name in WIDTHS if name in states[0] and name not in names]
+            if stale:  # the interval has closed, or an option was switched off
+                update.finish.append(partial(self._free, owner, stale))
             if closed:
-                if "second_moment" in states[0]:
-                    update.finish.append(partial(self._free_blocks, owner))
                 for param, state in zip(params, states, strict=True):
                     update.add_scaled(param, param.grad, state, coefficients)
                 continue
@@ -144,7 +147,7 @@ class BlockOptimizer(Optimizer):
         spectrum = Spectrum(self._step_size(lr, step) / first.correction, second.correction, float(group["eps"]))
         clip: SpectrumClip | None = group["clip"]
         if clip is not None:
-            schedule = lr / float(group["initial_lr"])
+            schedule = lr / float(group["base_lr"])
             lower, upper = (clip.final_lr * schedule,) * 2 if closed else clip.bounds(step, schedule)
             spectrum = spectrum._replace(lower=lower, upper=upper)
         return Coefficients(descent, first, second, spectrum)
@@ -164,8 +167,9 @@ class BlockOptimizer(Optimizer):
             if self.averages_gradient:
                 missing["exp_avg"] = torch.zeros(param.shape, dtype=dtype, device=param.device)
         elif "second_moment" in names and "second_moment" not in state:
-            rule = "closed for good (its second moment has been freed)"
-            raise RuntimeError(refusal(type(self).__name__, "clip", rule, f"an open interval at step {step}"))
+            rule = "left closed once it has closed, because the second moment was freed then"
+            value = Described(f"an open interval at step {step}")
+            raise RuntimeError(refusal(type(self).__name__, "clip", rule, value))
         for name in names:
             if name not in state:
                 missing[name] = torch.zeros(blocks.shape(WIDTHS[name]), dtype=dtype, device=param.device)
@@ -175,9 +179,9 @@ class BlockOptimizer(Optimizer):
         update.finish.append(lambda: state["step"].fill_(step))
         return state
 
-    def _free_blocks(self, param: Tensor) -> None:
-        for name in WIDTHS:
-            self.state[param].pop(name, None)
+    def _free(self, param: Tensor, names: Sequence[str]) -> None:
+        for name in names:
+            del self.state[param][name]
         self._views.drop(param)
 
     def _expected_state(
@@ -190,7 +194,8 @@ class BlockOptimizer(Optimizer):
             expected: dict[str, tuple[int, ...]] = {"step": ()}
             if self.averages_gradient:
                 expected["exp_avg"] = tuple(param.shape)
-            step = int(state["step"]) if state and "step" in state else 0
+            count = state.get("step") if state else None
+            step = int(count) if isinstance(count, Tensor) and count.numel() == 1 else 0
             closed = step > 0 and group["clip"] is not None and group["clip"].is_closed(step)
             if not closed and (position == 0 or not spanning):
                 blocks = Blocks(block_sizes(group, params if spanning else [param]))
@@ -214,7 +219,7 @@ class BlockOptimizer(Optimizer):
                     continue
                 if param.grad.layout != torch.strided:
                     name = _parameter_name(group, index, position)
-                    raise ValueError(refusal(owner, "grad", f"dense (for parameter {name})", param.grad.layout))
+                    raise ValueError(refusal(owner, "grad", f"dense (for {name})", param.grad.layout))
                 if param.numel():
                     grads.append(param.grad)
             if group["on_nonfinite"] == "propagate" or not grads:
@@ -242,16 +247,16 @@ class BlockOptimizer(Optimizer):
             del self.param_groups[before:]
             raise
         lr = group["lr"]
-        group.setdefault("initial_lr", lr.clone() if isinstance(lr, Tensor) else lr)
+        group.setdefault("base_lr", lr.clone() if isinstance(lr, Tensor) else lr)
 
     def _require_group(self, group: Group) -> None:
         """Raise unless every option of this group is valid for its parameters."""
         owner = type(self).__name__
-        for name in {*group} - {*self.defaults, *_NOT_OPTIONS}:
+        for name in [name for name in group if name not in {*self.defaults, *_NOT_OPTIONS}]:
             # Other keys are the user's own; a slip in an option's name must not become one.
             nearest = difflib.get_close_matches(name, self.defaults, n=1, cutoff=0.8)
             if nearest or name in _FAMILY_OPTIONS:
-                meant = f", did you mean `{nearest[0]}`?" if nearest else "."
+                meant = f", did you mean `{nearest[0]}`?" if nearest and name not in _FAMILY_OPTIONS else "."
                 raise TypeError(f"{owner}: `{name}` is not an option of a param group{meant}")
         require_lr(owner, group["lr"])
         require_number(owner, "eps", group["eps"], above=0)
@@ -259,7 +264,7 @@ class BlockOptimizer(Optimizer):
         self._require_options(group)
         clip = group["clip"]
         require(clip is None or isinstance(clip, SpectrumClip), owner, "clip", "a SpectrumClip or None", clip)
-        rule = "> 0 where `clip` is set, because its bounds follow lr / initial_lr"
+        rule = "> 0 where `clip` is set, because its bounds follow lr / base_lr"
         require(clip is None or float(group["lr"]) > 0, owner, "lr", rule, group["lr"])
         require_integer(owner, "refresh_every", group["refresh_every"], least=1)
         for name in ("amsgrad", "bias_correction", "maximize"):
@@ -269,13 +274,14 @@ class BlockOptimizer(Optimizer):
             require_number(owner, "beta1_decay", group["beta1_decay"], above=0, most=1)
         require_choice(owner, "on_nonfinite", group["on_nonfinite"], ("raise", "skip", "propagate"))
         for param in group["params"]:
-            rule = "real floating-point tensors"
-            require(param.is_floating_point() and param.layout == torch.strided, owner, "params", rule, param.dtype)
+            require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
+            require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
         require_grouping(owner, group["grouping"], group["block_size"], group["params"])
         if isinstance(group["grouping"], IndexGroups) or group["grouping"] == "joint":
             kinds = {(statistics_dtype(p), p.device) for p in group["params"]}
             rule = "on one device and of one precision where blocks span them"
-            require(len(kinds) <= 1, owner, "params", rule, sorted(map(str, kinds)))
+            value = Described(" and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)))
+            require(len(kinds) <= 1, owner, "params", rule, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_backend": self._backend}
@@ -331,7 +337,7 @@ def _describe_nonfinite(owner: str, group: Group, index: int) -> str:
     """Name the first parameter with such a gradient, and how many of its entries are bad."""
     limit = _gradient_limit(group["params"])
     for position, param in enumerate(group["params"]):
-        if param.grad is not None and (bad := int((~(param.grad.abs() <= limit)).sum())):
+        if param.grad is not None and (bad := int((~(param.grad.to(statistics_dtype(param)).abs() <= limit)).sum())):
             name = _parameter_name(group, index, position)
             return (
                 f"{owner}: the gradient of {name} has {bad} of {param.numel()} entries that are not finite or exceed "

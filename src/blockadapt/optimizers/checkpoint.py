@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blockadapt.moments import statistics_dtype
-from blockadapt.partition import IndexGroups
+from blockadapt.partition import IndexGroups, index_groups
 from blockadapt.spectrum import SpectrumClip
 
 if TYPE_CHECKING:
@@ -23,8 +24,15 @@ def plain(group: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(group["clip"], SpectrumClip):
         group["clip"] = asdict(group["clip"])
     if isinstance(group["grouping"], IndexGroups):
-        group["grouping"] = group["grouping"].groups
-    return group
+        group["grouping"] = [list(block) for block in group["grouping"].groups]
+    return {name: _plain_number(value) for name, value in group.items()}
+
+
+def _plain_number(value: Any) -> Any:
+    """Python's own number for NumPy's, also in a pair."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_plain_number, value))
+    return value.item() if isinstance(value, numbers.Real) and hasattr(value, "item") else value
 
 
 def _restored(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +66,11 @@ def fitted(optimizer: BlockOptimizer, state_dict: Mapping[str, Any]) -> dict[str
         ValueError: It does not fit, with the reason.
     """
     owner = f"{type(optimizer).__name__}.load_state_dict"
+    if not {"state", "param_groups"} <= {*state_dict}:
+        raise ValueError(
+            f"{owner}: `state_dict` must be an optimizer's, with 'state' and 'param_groups', "
+            f"got one with {sorted(map(str, state_dict))}."
+        )
     saved_groups = [_restored(group) for group in state_dict["param_groups"]]
     _require_same_groups(owner, optimizer, saved_groups)
     state = dict(state_dict["state"])
@@ -67,6 +80,9 @@ def fitted(optimizer: BlockOptimizer, state_dict: Mapping[str, Any]) -> dict[str
         except (TypeError, ValueError) as error:
             raise ValueError(f"{owner}: the saved options do not fit this model. {error}") from None
         expected = optimizer._expected_state(saved, group["params"], [state.get(key) for key in saved["params"]])
+        absent = [key for key in saved["params"] if key not in state]
+        if index_groups(saved["grouping"], group["params"]) and 0 < len(absent) < len(saved["params"]):
+            raise ValueError(f"{owner}: parameter {absent[0]} has no state, and shares blocks with others that have.")
         for key, param, shapes in zip(saved["params"], group["params"], expected, strict=True):
             if key in state:
                 state[key] = dict(_entries(owner, key, param, state[key], shapes))
@@ -78,15 +94,14 @@ def _require_same_groups(owner: str, optimizer: BlockOptimizer, saved_groups: li
     saved_counts = [len(group["params"]) for group in saved_groups]
     if counts != saved_counts:
         raise ValueError(
-            f"{owner}: the state has {len(saved_counts)} param groups of {saved_counts} parameters, "
-            f"the optimizer has {len(counts)} of {counts}."
+            f"{owner}: the state has groups of {saved_counts} parameters, the optimizer has groups of {counts}."
         )
     for index, saved in enumerate(saved_groups):
-        missing = sorted({*optimizer.defaults} - {*saved} - {"differentiable"})
+        missing = sorted({*optimizer.defaults, "base_lr"} - {*saved} - {"differentiable"})
         if missing:
             raise ValueError(
                 f"{owner}: param group {index} of the state has no {', '.join(f'`{name}`' for name in missing)}; "
-                f"another optimizer wrote it."
+                f"another optimizer or version wrote it."
             )
 
 

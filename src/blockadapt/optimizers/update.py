@@ -186,9 +186,13 @@ class Update:
 
     def apply_(self, kernel: Kernel) -> None:
         """Do the step."""
+        scaled = _by_coefficients(self.scaled)
+        gradients = [
+            _descent(entries, coefficients) for coefficients, entries in scaled.items()
+        ]  # may run out of memory
         kernel.step_(self.batches)
-        for coefficients, entries in _by_coefficients(self.scaled).items():
-            _scaled_step_(entries, coefficients)
+        for (coefficients, entries), gs in zip(scaled.items(), gradients, strict=True):
+            _scaled_step_(entries, gs, coefficients)
         for action in self.finish:
             action()
 
@@ -202,15 +206,23 @@ def _by_coefficients(
     return together
 
 
-def _scaled_step_(entries: Sequence[tuple[Tensor, Tensor, Tensor | None]], coefficients: Coefficients) -> None:
-    """x ← shrink · x − α* m for many parameters at once; the clip's interval has closed on α* = spectrum.upper."""
-    descent, first, _, spectrum = coefficients
-    xs = [x for x, _, _ in entries]
+def _descent(entries: Sequence[tuple[Tensor, Tensor, Tensor | None]], coefficients: Coefficients) -> list[Tensor]:
+    """g = sign · grad + coupled · x, new tensors where that differs from grad."""
+    descent = coefficients.descent
     gs = [g for _, g, _ in entries]
     if descent.sign < 0:
         gs = list(torch._foreach_neg(gs))
     if descent.coupled:
-        gs = list(torch._foreach_add(gs, xs, alpha=descent.coupled))
+        gs = list(torch._foreach_add(gs, [x for x, _, _ in entries], alpha=descent.coupled))
+    return gs
+
+
+def _scaled_step_(
+    entries: Sequence[tuple[Tensor, Tensor, Tensor | None]], gs: list[Tensor], coefficients: Coefficients
+) -> None:
+    """x ← shrink · x − α* m for many parameters at once; the clip's interval has closed on α* = spectrum.upper."""
+    descent, first, _, spectrum = coefficients
+    xs = [x for x, _, _ in entries]
     ms = [m for _, _, m in entries if m is not None]
     if ms:
         torch._foreach_lerp_(ms, gs, 1 - first.beta)
