@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow bench lint clean
 
 demo: $(READY)  ## train four optimizers on embedded data; a table and plots in demo/
 	$(BIN)/blockadapt demo --out demo
@@ -14,6 +14,9 @@ test: lint  ## ruff, mypy and every test but the slow ones
 
 test-slow: $(READY)  ## the tests that take long
 	$(BIN)/pytest -n 2 -m slow
+
+bench: $(READY)  ## speed and memory, as ratios within one run; leave the machine alone meanwhile
+	$(BIN)/blockadapt bench --out bench
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -26,4 +29,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo bench

@@ -359,7 +359,7 @@ TAMPERED: dict[str, tuple[Spoil, str]] = {
     "blocks of another model": (
         lambda s: s["param_groups"][0].update(grouping=[[0, 1], [2]]),
         "the saved options do not fit this model. "
-        "BlockAdam: `grouping` must be blocks that hold each of the group's 18 coordinates once, "
+        "BlockAdam: `grouping` must be blocks that hold each of the group's 15 coordinates once, "
         "got coordinate 3 in none.",
     ),
     "one parameter fewer": (

@@ -38,6 +38,9 @@ AT_LEAST_0, ABOVE_0 = "a finite number >= 0", "a finite number > 0"
 BETA = "in [0, 1)"
 
 
+ONCE = "blocks that hold each of the group's {} coordinates once"
+
+
 @dataclass(frozen=True)
 class Bad:
     """A value that an argument must not have, and what the message says after the owner."""
@@ -253,26 +256,26 @@ MISFITS: list[Misfit] = [
     ),
     _misfit(
         "overlap",
-        "BlockAdam: `grouping` must be blocks that hold each of the group's 6 coordinates once, got coordinate 4 more than once.",
+        f"BlockAdam: `grouping` must be {ONCE.format(6)}, got coordinate 4 more than once.",
         parameter(3),
         parameter(3),
         grouping=IndexGroups([[0, 1, 4], [2, 3, 5], [4]]),
     ),
     _misfit(
         "overlap within a block",
-        "BlockAdam: `grouping` must be blocks that hold each of the group's 3 coordinates once, got coordinate 1 more than once.",
+        f"BlockAdam: `grouping` must be {ONCE.format(3)}, got coordinate 1 more than once.",
         parameter(3),
         grouping=IndexGroups([[0, 1, 1, 2]]),
     ),
     _misfit(
         "missing coordinate",
-        "BlockAdam: `grouping` must be blocks that hold each of the group's 4 coordinates once, got coordinate 2 in none.",
+        f"BlockAdam: `grouping` must be {ONCE.format(4)}, got coordinate 2 in none.",
         parameter(4),
         grouping=IndexGroups([[0, 1], [3]]),
     ),
     _misfit(
         "no blocks",
-        "BlockAdam: `grouping` must be blocks that hold each of the group's 4 coordinates once, got coordinate 0 in none.",
+        f"BlockAdam: `grouping` must be {ONCE.format(4)}, got coordinate 0 in none.",
         parameter(4),
         grouping=IndexGroups([]),
     ),

@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from blockadapt import BlockAdam, SpectrumClip
+from blockadapt.moments import packed_length
+from blockadapt.planning import block_flops
+from blockadapt_experiments.environment import state_bytes_of
 from blockadapt_experiments.models import lenet_5_caffe, lenet_300_100
 
 Turn = Callable[[], float]
@@ -187,8 +190,8 @@ def scaling_rows(rounds: int) -> Iterator[Row]:
     yield Row(name, floats, floats, floats, "≤ 6.9", "≤ 6.6", "m included")
 
     param, optimizer = _square(3160)
-    shares = [100 * _extra_memory(optimizer) / _state_bytes(optimizer) for _ in range(5)]
-    detail = f"state {_state_bytes(optimizer) / 1e6:.0f} MB, 10 M parameters, peak resident memory"
+    shares = [100 * _extra_memory(optimizer) / state_bytes_of(optimizer) for _ in range(5)]
+    detail = f"state {state_bytes_of(optimizer) / 1e6:.0f} MB, 10 M parameters, peak resident memory"
     name = "extra memory in a step, % of the state"
     yield Row(name, median(shares), min(shares), max(shares), "≤ 35", "≤ 10", detail)
 
@@ -212,21 +215,57 @@ def option_rows(rounds: int) -> Iterator[Row]:
     yield Row("step: refresh_every=10 / every step", *values, "≤ 0.5", "≤ 0.25", detail)
 
 
+def limit_rows(rounds: int) -> Iterator[Row]:
+    """How near the kernel is to what the machine can do: arithmetic and memory against simple peaks of the same run."""
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    source, target = torch.randn(2**25), torch.empty(2**25)
+    peaks = {"matmul": _timed(lambda: torch.mm(a, b)), "copy": _timed(lambda: target.copy_(source))}
+    steps = {}
+    for size in (10, 25):
+        param, optimizer = _square(1000, block_size=size)
+        steps[f"blocks of {size}"] = _timed_step(optimizer, param)
+    times = take_turns({**peaks, **steps}, max(5, rounds // 3))
+    peak_flops, peak_bytes = 2 * 1024**3 / median(times["matmul"]), 8 * 2**25 / median(times["copy"])
+    for size in (10, 25):
+        seconds = median(times[f"blocks of {size}"])
+        blocks = 1000 * 1000 // size
+        flops = blocks * block_flops(size) / seconds
+        # V, m and x are read and written, g is read.
+        moved = blocks * 4 * (2 * packed_length(size) + 5 * size) / seconds
+        for what, reached, peak, unit in (
+            ("arithmetic", flops, peak_flops, "GFLOP/s"),
+            ("memory", moved, peak_bytes, "GB/s"),
+        ):
+            share = 100 * reached / peak
+            detail = f"{reached / 1e9:.3g} of {peak / 1e9:.3g} {unit}"
+            yield Row(f"blocks of {size}: {what}, % of peak", share, share, share, "–", "–", detail)
+
+
 SECTIONS: dict[str, Callable[[int], Iterator[Row]]] = {
     "LeNet-300-100": lenet_300_rows,
     "LeNet-5-Caffe": lenet_5_rows,
     "large models": scaling_rows,
     "options": option_rows,
+    "limits": limit_rows,
 }
 
 
-def _square(side: int) -> tuple[Tensor, BlockAdam]:
+def _square(side: int, **options: Any) -> tuple[Tensor, BlockAdam]:
     """One weight of side × side with a gradient, and an optimizer that has taken a step."""
     param = nn.Parameter(torch.zeros(side, side))
     param.grad = torch.randn(side, side, generator=torch.Generator().manual_seed(0))
-    optimizer = BlockAdam([param])
+    optimizer = BlockAdam([param], **options)
     optimizer.step()
     return param, optimizer
+
+
+def _timed(call: Callable[[], Any]) -> Turn:
+    def turn() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return turn
 
 
 def _timed_step(optimizer: Optimizer, param: Tensor) -> Turn:
@@ -237,10 +276,6 @@ def _timed_step(optimizer: Optimizer, param: Tensor) -> Turn:
         return time.perf_counter() - start
 
     return turn
-
-
-def _state_bytes(optimizer: Optimizer) -> int:
-    return sum(t.numel() * t.element_size() for state in optimizer.state.values() for t in state.values())
 
 
 def _extra_memory(optimizer: Optimizer) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from blockadapt_experiments.bench import Row
     from blockadapt_experiments.demo import Epoch, Run, Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -54,6 +56,44 @@ def demo(
     console.print(_demo_table(runs, settings, len(data.test)))
     names = ", ".join(file.name for file in files)
     _say(console, f"Wrote {names} to {out}. This is one seed on a tiny data set: a look, not evidence.")
+
+
+@app.command()
+def bench(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the numbers go.")] = Path("bench"),
+    rounds: Annotated[int, typer.Option(metavar="N", min=5, help="Turns that each contender takes.")] = 30,
+) -> None:
+    """Measure speed and memory, as ratios within this run.
+
+    Prints a table against floors and goals, and writes bench.json and environment.json. Takes a few minutes; leave the
+    machine alone meanwhile.
+    """
+    from blockadapt_experiments.bench import SECTIONS
+    from blockadapt_experiments.environment import environment
+
+    with _one_sentence():
+        _require_directory("bench", out)
+    console = Console()
+    rows: list[Row] = []
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
+        task = progress.add_task("measuring", total=len(SECTIONS))
+        for name, section in SECTIONS.items():
+            progress.update(task, description=name)
+            rows += section(rounds)
+            progress.advance(task)
+    (out / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+    (out / "bench.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+    console.print(_bench_table(rows))
+    _say(console, f"Wrote bench.json and environment.json to {out}.")
+
+
+def _bench_table(rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="Median and quartiles over the turns.")
+    for heading in ("measure", "value", "quartiles", "floor", "goal", "medians"):
+        table.add_column(heading, no_wrap=heading in ("value", "floor", "goal"))
+    for row in rows:
+        table.add_row(row.name, f"{row.value:.3g}", row.spread, row.floor, row.goal, row.detail)
+    return table
 
 
 @contextmanager

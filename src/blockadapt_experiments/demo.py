@@ -5,15 +5,11 @@ Every optimizer starts from the same weights and sees the same minibatches in th
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +19,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 from blockadapt import BlockAdam, SpectrumClip
 from blockadapt._validation import require_integer
-from blockadapt.kernels import get_kernel
 from blockadapt_experiments.digits import Examples, Split
+from blockadapt_experiments.environment import environment, state_bytes_of
 
 BATCH_SIZE = 64
 THREADS = 1
@@ -202,10 +198,10 @@ def train(
             optimizer.zero_grad()
             cross_entropy(model(images), labels).backward()
             optimizer.step()
-            state_bytes = state_bytes or _state_bytes(optimizer)
+            state_bytes = state_bytes or state_bytes_of(optimizer)
         epochs.append(_measured(model, data, seconds=time.perf_counter() - start))
         on_epoch(model_name, optimizer_name, epochs[-1])
-    final_bytes, threads = _state_bytes(optimizer), torch.get_num_threads()
+    final_bytes, threads = state_bytes_of(optimizer), torch.get_num_threads()
     return Run(model_name, optimizer_name, lr, tuple(epochs), state_bytes, final_bytes, threads)
 
 
@@ -231,11 +227,6 @@ def _measured(model: nn.Module, data: Split, seconds: float) -> Epoch:
     return Epoch(float(loss), correct / len(data.test), seconds)
 
 
-def _state_bytes(optimizer: Optimizer) -> int:
-    entries = (value for state in optimizer.state.values() for value in state.values())
-    return sum(value.numel() * value.element_size() for value in entries if isinstance(value, Tensor))
-
-
 def record(settings: Settings, data: Split, runs: Sequence[Run]) -> dict[str, Any]:
     """Everything that was measured and what it was measured on, as plain data for JSON."""
     return {
@@ -248,16 +239,6 @@ def record(settings: Settings, data: Split, runs: Sequence[Run]) -> dict[str, An
     }
 
 
-def environment() -> dict[str, Any]:
-    """The machine, the versions and the kernel behind a measurement."""
-    packages = ("blockadapt", "torch", "numpy", "numba", "scikit-learn")
-    return {
-        "machine": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count()},
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-        "kernel": get_kernel("demo", "auto").name,
-    }
-
-
 def _run_record(run: Run) -> dict[str, Any]:
     summary = {
         "final_accuracy": run.final_accuracy,
@@ -266,13 +247,3 @@ def _run_record(run: Run) -> dict[str, Any]:
         "seconds_per_epoch": run.seconds_per_epoch,
     }
     return {**asdict(run), **summary}
-
-
-def _processor() -> str:
-    """The processor's name as people know it, where the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
