@@ -72,7 +72,7 @@ class IndexGroups:
             by_size.setdefault(len(group), []).append(group)
         return {n: torch.tensor(by_size[n], dtype=torch.int64) for n in sorted(by_size)}
 
-    @property
+    @cached_property
     def sizes(self) -> dict[int, int]:
         """Number of blocks of each size."""
         return {n: len(table) for n, table in self.tables.items()}
@@ -119,17 +119,17 @@ class Partition:
     n: int
     down: bool = False
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """Length of the axis that runs are cut from."""
         return math.prod(self.rows) if self.down else self.columns
 
-    @property
+    @cached_property
     def runs(self) -> int:
         """Runs on each line, the short last one included."""
         return -(-self.extent // self.n)
 
-    @property
+    @cached_property
     def lines(self) -> int:
         """Lines that are cut into runs."""
         return self.columns if self.down else math.prod(self.rows)
@@ -139,7 +139,7 @@ class Partition:
         """Blocks in all."""
         return self.runs * self.lines
 
-    @property
+    @cached_property
     def sizes(self) -> dict[int, int]:
         """Number of blocks of each size: here always one size."""
         return {self.n: self.num_blocks}

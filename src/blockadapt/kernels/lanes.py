@@ -2,10 +2,11 @@
 
 Numba's own vectoriser has to prove that arrays do not overlap; for inner loops of 32 it guards each with a run-time
 check and a scalar copy, which costs more than the loop and takes 15 s to compile. Here every value *is* a vector: LLVM
-gets `<32 x float>` and `<16 x double>`, keeps them in registers and has nothing to prove.
+gets `<32 x float>` and `<32 x double>`, keeps them in registers and has nothing to prove.
 
 Each function has two bodies: the Python one works on NumPy arrays, so a kernel's `.py_func` runs uncompiled; the
-lowered one emits LLVM. A row of lanes has 128 bytes: 32 float32 or 16 float64.
+lowered one emits LLVM. A row is 32 lanes: two AVX-512 registers of float32, enough to hide the latency of one by the
+other; 16 and 64 were slower.
 """
 
 from __future__ import annotations
@@ -22,16 +23,11 @@ from numba.core.datamodel import models, register_default
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin, type_callable
 
-ROW_BYTES = 128
+LANES = 32
 
 _BOOL, _INT32, _INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 _ELEMENTS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 _SUFFIXES = {"float": "f32", "double": "f64"}
-
-
-def width(itemsize: int) -> int:
-    """Lanes in a row."""
-    return ROW_BYTES // itemsize
 
 
 class Lanes(types.Type):
@@ -39,20 +35,18 @@ class Lanes(types.Type):
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
-        self.count = width(dtype.bitwidth // 8)
-        super().__init__(name=f"Lanes({dtype}, {self.count})")
+        super().__init__(name=f"Lanes({dtype})")
 
 
 class Mask(types.Type):
     """One truth value per lane."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        super().__init__(name=f"Mask({count})")
+    def __init__(self) -> None:
+        super().__init__(name="Mask")
 
 
 def _vector(dtype: Any) -> ir.VectorType:
-    return ir.VectorType(_ELEMENTS[dtype], width(dtype.bitwidth // 8))
+    return ir.VectorType(_ELEMENTS[dtype], LANES)
 
 
 @register_default(Lanes)
@@ -64,7 +58,7 @@ class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
 @register_default(Mask)
 class _MaskModel(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Mask) -> None:
-        super().__init__(dmm, fe_type, ir.VectorType(_BOOL, fe_type.count))
+        super().__init__(dmm, fe_type, ir.VectorType(_BOOL, LANES))
 
 
 # Emitting LLVM ----------------------------------------------------------------------------------------------------
@@ -138,7 +132,7 @@ def _comparison(op: Any, symbol: str) -> None:
     @infer_global(op)
     class Typing(AbstractTemplate):  # type: ignore[misc]
         def generic(self, args: Any, kws: Any) -> Any:
-            return signature(Mask(args[0].count), *args) if _same_lanes(args) else None
+            return signature(Mask(), *args) if _same_lanes(args) else None
 
     @lower_builtin(op, Lanes, Lanes)
     def _(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -184,12 +178,12 @@ def _neg(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 def broadcast(value: Any) -> Any:
     """The same number in every lane."""
-    return np.full(width(value.itemsize), value)
+    return np.full(LANES, value)
 
 
 def load(array: Any, start: int) -> Any:
     """A row of lanes out of a 1-D array."""
-    return array[start : start + width(array.itemsize)].copy()
+    return array[start : start + LANES].copy()
 
 
 def store(array: Any, start: int, lanes: Any) -> None:
@@ -242,33 +236,24 @@ def power_of_two(lanes: Any) -> Any:
     return np.ldexp(np.ones_like(lanes), np.frexp(lanes)[1] - 1)
 
 
-def widen(lanes: Any, half: int) -> Any:
-    """The first (0) or second (1) half of float32 lanes as float64 lanes."""
-    count = lanes.size // 2
-    return lanes[half * count : (half + 1) * count].astype(np.float64)
+def widen(lanes: Any) -> Any:
+    """float32 lanes as float64 lanes."""
+    return lanes.astype(np.float64)
 
 
-def narrow(first: Any, second: Any) -> Any:
-    """Two rows of float64 lanes as one of float32 lanes."""
-    return np.concatenate([first, second]).astype(np.float32)
+def narrow(lanes: Any) -> Any:
+    """float64 lanes as float32 lanes."""
+    return lanes.astype(np.float32)
 
 
-@_defines(widen, Lanes, types.Integer, returns=lambda lanes, half: Lanes(types.float64))
+@_defines(widen, Lanes, returns=lambda lanes: Lanes(types.float64))
 def _widen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    count = sig.return_type.count
-    parts = []
-    for half in (0, 1):
-        picks = ir.Constant(ir.VectorType(_INT32, count), [half * count + i for i in range(count)])
-        parts.append(builder.shuffle_vector(args[0], args[0], picks))
-    second = builder.icmp_signed("!=", args[1], ir.Constant(args[1].type, 0))
-    return builder.fpext(builder.select(second, parts[1], parts[0]), _vector(types.float64))
+    return builder.fpext(args[0], _vector(types.float64))
 
 
-@_defines(narrow, Lanes, Lanes, returns=lambda first, second: Lanes(types.float32))
+@_defines(narrow, Lanes, returns=lambda lanes: Lanes(types.float32))
 def _narrow(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    count = sig.args[0].count
-    singles = [builder.fptrunc(arg, ir.VectorType(_ELEMENTS[types.float32], count)) for arg in args]
-    return builder.shuffle_vector(*singles, ir.Constant(ir.VectorType(_INT32, 2 * count), list(range(2 * count))))
+    return builder.fptrunc(args[0], _vector(types.float32))
 
 
 @_defines(broadcast, types.Float, returns=Lanes)
@@ -301,7 +286,7 @@ def _select(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 @_defines(every, Mask, returns=lambda mask: types.boolean)
 def _every(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    bits = ir.IntType(sig.args[0].count)
+    bits = ir.IntType(LANES)
     return builder.icmp_unsigned("==", builder.bitcast(args[0], bits), ir.Constant(bits, -1))
 
 
@@ -341,7 +326,7 @@ def _minimum(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 def _power_of_two(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     single = sig.args[0].dtype == types.float32
     bits = ir.IntType(32 if single else 64)
-    integers = ir.VectorType(bits, sig.args[0].count)
+    integers = ir.VectorType(bits, LANES)
     exponent = ir.Constant(bits, 0x7F800000 if single else 0x7FF0000000000000)
     masked = builder.and_(builder.bitcast(args[0], integers), _splat(builder, exponent, integers))
     return builder.bitcast(masked, args[0].type)
@@ -358,8 +343,7 @@ def _at(address: int, like: Any) -> Any:
 
 def gather(addresses: Any, offset: int, like: Any) -> Any:
     """One number per lane, from its address plus `offset` bytes."""
-    count = width(like.itemsize)
-    return np.array([_at(addresses[lane] + offset, like).value for lane in range(count)], dtype=like.dtype)
+    return np.array([_at(addresses[lane] + offset, like).value for lane in range(LANES)], dtype=like.dtype)
 
 
 def scatter(addresses: Any, offset: int, lanes: Any) -> None:
@@ -370,7 +354,7 @@ def scatter(addresses: Any, offset: int, lanes: Any) -> None:
 
 def load_row(address: int, like: Any) -> Any:
     """A row of lanes that lies side by side in memory."""
-    return gather([address + lane * like.itemsize for lane in range(width(like.itemsize))], 0, like)
+    return gather([address + lane * like.itemsize for lane in range(LANES)], 0, like)
 
 
 def store_row(address: int, lanes: Any) -> None:
@@ -385,13 +369,13 @@ TURN = 16
 def turn_in(addresses: Any, offset: int, array: Any, start: int) -> None:
     """Entries 0..15 at each lane's address + `offset`, turned into 16 rows of lanes at array[start:]."""
     for entry in range(TURN):
-        store(array, start + entry * width(array.itemsize), gather(addresses, offset + entry * array.itemsize, array))
+        store(array, start + entry * LANES, gather(addresses, offset + entry * array.itemsize, array))
 
 
 def turn_out(addresses: Any, offset: int, array: Any, start: int) -> None:
     """The inverse of `turn_in`."""
     for entry in range(TURN):
-        scatter(addresses, offset + entry * array.itemsize, load(array, start + entry * width(array.itemsize)))
+        scatter(addresses, offset + entry * array.itemsize, load(array, start + entry * LANES))
 
 
 def _pointers(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, vector: ir.VectorType) -> Any:
@@ -440,6 +424,18 @@ def _store_row(context: Any, builder: Any, sig: Any, args: Any) -> None:
     done.align = sig.args[1].dtype.bitwidth // 8
 
 
+def prefetch(address: int) -> None:
+    """Ask for the cache line at an address, any address, without waiting for it."""
+
+
+@_defines(prefetch, types.Integer, returns=lambda address: types.void)
+def _prefetch(context: Any, builder: Any, sig: Any, args: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _INT32, _INT32, _INT32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    options = [ir.Constant(_INT32, value) for value in (0, 3, 1)]  # to read, into all levels, data
+    builder.call(function, [builder.inttoptr(args[0], ir.IntType(8).as_pointer()), *options])
+
+
 def _turned(builder: Any, rows: list[Any]) -> list[Any]:
     """The transpose of a 16 × 16 square held in 16 vectors: four rounds that swap ever larger off-diagonal squares."""
     kind = ir.VectorType(_INT32, TURN)
@@ -458,16 +454,16 @@ def _turned(builder: Any, rows: list[Any]) -> list[Any]:
 def _square(context: Any, builder: Any, sig: Any, args: Any, inward: bool) -> None:
     """Move 16 entries of each lane between the lanes' addresses and rows of an array, 16 lanes at a time."""
     dtype = sig.args[2].dtype
-    size, count = dtype.bitwidth // 8, width(dtype.bitwidth // 8)
+    size = dtype.bitwidth // 8
     square = ir.VectorType(_ELEMENTS[dtype], TURN)
     addresses = context.make_array(sig.args[0])(context, builder, args[0]).data
     data = context.make_array(sig.args[2])(context, builder, args[2]).data
-    for group in range(0, count, TURN):
+    for group in range(0, LANES, TURN):
         outside, inside = [], []
         for i in range(TURN):
             lane = builder.load(builder.gep(addresses, [ir.Constant(_INT64, group + i)]))
             outside.append(builder.inttoptr(builder.add(lane, args[1]), square.as_pointer()))
-            row = builder.gep(data, [builder.add(args[3], ir.Constant(_INT64, i * count + group))])
+            row = builder.gep(data, [builder.add(args[3], ir.Constant(_INT64, i * LANES + group))])
             inside.append(builder.bitcast(row, square.as_pointer()))
         source, target = (outside, inside) if inward else (inside, outside)
         rows = [builder.load(pointer) for pointer in source]

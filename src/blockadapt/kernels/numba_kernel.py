@@ -14,7 +14,7 @@ from torch import Tensor
 from blockadapt._threads import run_on_threads
 from blockadapt.kernels import numba_tridiagonal as tiles
 from blockadapt.kernels.compilation import compiled
-from blockadapt.kernels.lanes import width
+from blockadapt.kernels.lanes import LANES
 from blockadapt.kernels.protocol import Batch, Batches, Segment
 from blockadapt.kernels.torch_eigh import EighKernel
 
@@ -92,7 +92,7 @@ class _Order:
         self._starts = np.zeros(len(segments) + 1, dtype=np.int64)
         np.cumsum([segment.num_blocks for segment in segments], out=self._starts[1:])
         self._failed = np.zeros(self._starts[-1], dtype=np.uint8)
-        total = -(-int(self._starts[-1]) // width(dtype.itemsize))
+        total = -(-int(self._starts[-1]) // LANES)
         self._threads = min(torch.get_num_threads(), total)
         order = self._order = np.zeros(tiles.ORDER, dtype=np.int64)
         order[tiles.SIZE], order[tiles.SEGMENTS] = batch.n, len(segments)

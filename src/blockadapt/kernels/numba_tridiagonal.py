@@ -1,6 +1,6 @@
 """The fast CPU kernel: many small symmetric eigenproblems at once, one in each SIMD lane.
 
-For a tile of blocks (32 in float32, 16 in float64), in one pass over memory:
+For a tile of 32 blocks, in one pass over memory:
 
     1  read V, add w g gᵀ, write it back, and go on with the copy in cache
     2  T = Hᵀ V H, Householder reflections to tridiagonal form            y ← Hᵀ m
@@ -26,7 +26,7 @@ import numpy as np
 from numba.extending import overload
 
 from blockadapt.kernels.lanes import (
-    ROW_BYTES,
+    LANES,
     TURN,
     absolute,
     broadcast,
@@ -40,6 +40,7 @@ from blockadapt.kernels.lanes import (
     narrow,
     pointer,
     power_of_two,
+    prefetch,
     reciprocal_sqrt,
     scatter,
     select,
@@ -67,14 +68,15 @@ TERMS = 13
 
 
 @jit
-def reduce_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, least: float, L: int) -> None:
-    """T = Hᵀ A H and y ← Hᵀ y. The reflections I − u uᵀ/h stay in a's columns, 1/h in `h`.
+def reduce_(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, least: float, L: int) -> None:
+    """T = Hᵀ A H and y ← Hᵀ y. The reflections I − u uᵀ/h stay in a's columns, 1/h in `h`. `free` holds 2n rows.
 
     Columns whose squares sum to no more than `least` are taken for tridiagonal: 1/h must not overflow.
     """
     f = a.dtype.type
     zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
     nothing = broadcast(f(least))
+    u, q = free[: n * L], free[n * L : 2 * n * L]
     for k in range(n - 2):
         head = ((k + 1) * (k + 2) // 2 + k) * L
         alpha = load(a, head)
@@ -150,37 +152,33 @@ def rotate_(a: Any, d: Any, e: Any, y: Any, log: Any, L: int) -> None:
     store(log, L, s)
 
 
-def reduce_exactly_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
+def reduce_exactly_(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
     """`reduce_`, in float64 also for float32 blocks.
 
-    This is where a float32 solver loses its accuracy: n − 2 updates of the matrix, each rounded. In float64 it takes a
-    fifth of a step longer at n = 10, and the result is closer to the truth than LAPACK's in float32.
+    This is where a float32 solver loses its accuracy: n − 2 updates of the matrix, each rounded. In float64 the whole
+    step takes a third longer, and its result is closer to the truth than that of LAPACK in float32.
     """
-    (_reduce_wide_ if a.itemsize == 4 else _reduce_plain_)(n, a, u, q, h, d, e, y, wide, L)
+    (_reduce_wide_ if a.itemsize == 4 else _reduce_plain_)(n, a, free, h, d, e, y, wide, L)
 
 
-def _reduce_plain_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
-    reduce_(n, a, u, q, h, d, e, y, 1e-60, L)
+def _reduce_plain_(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
+    reduce_(n, a, free, h, d, e, y, 1e-60, L)
 
 
-def _reduce_wide_(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
-    half, triangle = L // 2, n * (n + 1) // 2
-    lot = (triangle + 6 * n) * half
-    for part in range(2):
-        a2 = wide[part * lot : part * lot + triangle * half]
-        u2, q2, h2, d2, e2, y2 = _rows_of_six(wide[part * lot + triangle * half :], n * half)
-        for i in range(triangle):
-            store(a2, i * half, widen(load(a, i * L), part))
-        for i in range(n):
-            store(y2, i * half, widen(load(y, i * L), part))
-        reduce_(n, a2, u2, q2, h2, d2, e2, y2, 1e-28, half)  # 1/h is to fit into float32
+def _reduce_wide_(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
+    triangle = n * (n + 1) // 2
+    a2, rest = wide[: triangle * L], wide[triangle * L :]
+    h2, d2, e2, y2 = _four(rest, n * L)
     for i in range(triangle):
-        store(a, i * L, narrow(load(wide, i * half), load(wide, lot + i * half)))
-    for row, rows in enumerate((h, d, e, y)):
-        start = (triangle + (row + 2) * n) * half
+        store(a2, i * L, widen(load(a, i * L)))
+    for i in range(n):
+        store(y2, i * L, widen(load(y, i * L)))
+    reduce_(n, a2, rest[4 * n * L :], h2, d2, e2, y2, 1e-28, L)  # 1/h is to fit into float32
+    for i in range(triangle):
+        store(a, i * L, narrow(load(a2, i * L)))
+    for rows, rows2 in ((h, h2), (d, d2), (e, e2), (y, y2)):
         for i in range(n):
-            at = start + i * half
-            store(rows, i * L, narrow(load(wide, at), load(wide, lot + at)))
+            store(rows, i * L, narrow(load(rows2, i * L)))
 
 
 def rotate_exactly_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
@@ -193,26 +191,16 @@ def _rotate_plain_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) 
 
 
 def _rotate_wide_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
-    half = L // 2
-    lot = 12 * half
-    for part in range(2):
-        own = wide[part * lot : (part + 1) * lot]
-        for i in range(3):
-            store(own, i * half, widen(load(a, i * L), part))
-        for i in range(2):
-            store(own, (6 + i) * half, widen(load(y, i * L), part))
-        a2, d2, log2, y2 = (
-            own[: 3 * half],
-            own[4 * half : 6 * half],
-            own[8 * half : 10 * half],
-            own[6 * half : 8 * half],
-        )
-        rotate_(a2, d2, own[10 * half :], y2, log2, half)
+    a2, d2, y2, log2 = _four(wide, 3 * L)
+    for i in range(3):
+        store(a2, i * L, widen(load(a, i * L)))
     for i in range(2):
-        for place, rows in ((4, d), (6, y), (8, log)):
-            at = (place + i) * half
-            store(rows, i * L, narrow(load(wide, at), load(wide, lot + at)))
+        store(y2, i * L, widen(load(y, i * L)))
+    rotate_(a2, d2, wide[12 * L :], y2, log2, L)
     store(e, 0, broadcast(e.dtype.type(0)))
+    for rows, rows2 in ((d, d2), (y, y2), (log, log2)):
+        for i in range(2):
+            store(rows, i * L, narrow(load(rows2, i * L)))
 
 
 @overload(rotate_exactly_, inline="never")
@@ -221,22 +209,19 @@ def _rotate_exactly(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int)
 
 
 @jit
-def _rows_of_six(rest: Any, size: int) -> Any:
-    return (
-        rest[:size], rest[size : 2 * size], rest[2 * size : 3 * size], rest[3 * size : 4 * size],
-        rest[4 * size : 5 * size], rest[5 * size : 6 * size],
-    )  # fmt: skip
+def _four(rest: Any, size: int) -> Any:
+    return rest[:size], rest[size : 2 * size], rest[2 * size : 3 * size], rest[3 * size : 4 * size]
 
 
 @overload(reduce_exactly_, inline="never")
-def _reduce_exactly(n: int, a: Any, u: Any, q: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> Any:
+def _reduce_exactly(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> Any:
     return _reduce_wide_ if a.dtype == numba.float32 else _reduce_plain_
 
 
 @jit
 def wide_length(n: int, L: int) -> int:
-    """Numbers of float64 scratch that `reduce_exactly_` needs."""
-    return (n * (n + 1) // 2 + 6 * n) * L
+    """Numbers of float64 scratch that `reduce_exactly_` and `rotate_exactly_` need."""
+    return max(13, n * (n + 1) // 2 + 6 * n) * L
 
 
 @jit
@@ -286,14 +271,14 @@ def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int,
     A sweep runs through the rows that some lane still works on. Each lane has its own shift, from the last 2 × 2 that
     is coupled there; where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities.
 
-    An e is zero if it is below ε (d + d') for its neighbours on the diagonal, as in EISPACK, or below 1e-4 ε, which is
+    An e is zero if it is below ε (d + d') for its neighbours on the diagonal, as in EISPACK, or below 1e-3 ε, which is
     noise where the blocks are scaled to a trace in [1, 2). Returns the number of sweeps; where e is not all zero
     afterwards, `most` was not enough.
     """
     f = d.dtype.type
     zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
     unit = f(1.1920929e-07) if d.itemsize == 4 else f(2.220446049250313e-16)
-    relative, least, always = broadcast(unit), broadcast(unit * f(1e-4)), broadcast(f(4))
+    relative, least, always = broadcast(unit), broadcast(unit * f(1e-3)), broadcast(f(4))
     # The square of a bulge that is gone: still normal, so that a larger one gives a rotation of full precision.
     nothing = broadcast(f(1e-36) if d.itemsize == 4 else f(1e-300))
     corner_off, corner_above, corner = zero, zero, zero
@@ -390,11 +375,12 @@ def undiagonalise_(y: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
 
 
 @jit
-def locate(table: Any, starts: Any, block: int, where: Any, steps: Any, lengths: Any, owners: Any, L: int) -> bool:
-    """Addresses of each lane's block, from `block` on; lanes past the last block repeat it.
+def locate(table: Any, starts: Any, block: int, where: Any, steps: Any, lengths: Any, owners: Any, size: int) -> bool:
+    """Addresses of each lane's block, from `block` on; lanes past the last block repeat it. A number has `size` bytes.
 
     Returns whether the lanes' coordinates lie side by side, with one length and one owner.
     """
+    L = LANES
     segment = np.searchsorted(starts, block, side="right") - 1
     within, minors = block - starts[segment], table[segment, MINOR]
     major = within // minors
@@ -414,7 +400,7 @@ def locate(table: Any, starts: Any, block: int, where: Any, steps: Any, lengths:
         beside = True
         for role in range(3):
             has = table[segment, 4 * role] != 0
-            beside = beside and (not has or table[segment, 4 * role + 2] == ROW_BYTES // L)
+            beside = beside and (not has or table[segment, 4 * role + 2] == size)
         return beside
     for lane in range(L):
         for role in range(7):
@@ -493,6 +479,15 @@ def lower_(addresses: Any, count: int, rows: Any, L: int) -> None:
 
 
 @jit
+def expect(addresses: Any) -> None:
+    """Prefetch as much as these blocks take from where they end: the next tile's, almost always."""
+    L = addresses.size
+    length = addresses[L - 1] - addresses[0] + addresses[1] - addresses[0]
+    for line in range(0, length, 64):
+        prefetch(addresses[0] + length + line)
+
+
+@jit
 def effective_(n: int, d: Any, y: Any, terms: Any, L: int) -> None:
     """y ← s(λ) y with s = clip(lr / (√(λ/correction) + damping), lower, upper)."""
     zero = broadcast(d.dtype.type(0))
@@ -543,7 +538,7 @@ def log_length(n: int, most: int, L: int) -> int:
 @jit
 def scratch_length(n: int, L: int) -> int:
     """Numbers of scratch that `advance` needs."""
-    return (n * (n + 1) // 2 + 8 * n + max(4 * n, n * n + 3 * n) + TERMS) * L
+    return (n * (n + 1) // 2 + 12 * n + n * n + TERMS) * L
 
 
 @jit
@@ -557,21 +552,19 @@ def advance(
     their moments updated and their x shrunk, but not moved, and are marked in `failed`.
     """
     f = scratch.dtype.type
-    L = ROW_BYTES // scratch.itemsize
+    L = LANES
     zero, one = broadcast(f(0)), broadcast(f(1))
     tiny = broadcast(f(1.1754944e-38) if scratch.itemsize == 4 else f(2.2250738585072014e-308))
     huge = broadcast(f(3.4028235e38) if scratch.itemsize == 4 else f(1.7976931348623157e308))
     triangle = n * (n + 1) // 2
     a = scratch[: triangle * L]
     rest = scratch[triangle * L :]
-    x, g, m, d, e, y, u, q = (
-        rest[: n * L], rest[n * L : 2 * n * L], rest[2 * n * L : 3 * n * L], rest[3 * n * L : 4 * n * L],
-        rest[4 * n * L : 5 * n * L], rest[5 * n * L : 6 * n * L], rest[6 * n * L : 7 * n * L],
-        rest[7 * n * L : 8 * n * L],
-    )  # fmt: skip
-    h = rest[8 * n * L : 9 * n * L]
-    basis = rest[8 * n * L : (8 * n + n * n) * L]  # where the basis is kept there are no reflections
-    terms = rest[(8 * n + max(4 * n, n * n + 3 * n)) * L :]
+    x, g, m, d = _four(rest, n * L)
+    e, y, h, _ = _four(rest[4 * n * L :], n * L)
+    free = rest[7 * n * L : 9 * n * L]
+    basis = rest[9 * n * L : (9 * n + n * n) * L]
+    sorting = rest[(9 * n + n * n) * L : (12 * n + n * n) * L]
+    terms = rest[(12 * n + n * n) * L :]
     where = np.zeros((7, L), dtype=np.int64)
     steps = np.zeros((3, L), dtype=np.int64)
     lengths = np.zeros(L, dtype=np.int64)
@@ -581,7 +574,7 @@ def advance(
     has_m, has_largest, has_basis = table[0, M] != 0, table[0, LARGEST] != 0, table[0, BASIS] != 0
     filled = -1  # the one segment whose coefficients the lanes hold
     while tile < end:
-        beside = locate(table, starts, tile * L, where, steps, lengths, owners, L)
+        beside = locate(table, starts, tile * L, where, steps, lengths, owners, scratch.itemsize)
         if filled < 0 or owners[0] != filled or owners[L - 1] != filled:
             for lane in range(L):
                 for term in range(TERMS):
@@ -592,6 +585,9 @@ def advance(
         if has_m:
             fetch_(2, n, m, where, steps, lengths, beside, spare)
         lift_(where[3], triangle, a, L)
+        expect(where[3])
+        if kept:
+            expect(where[5])
 
         sign, coupled, beta1 = load(terms, SIGN * L), load(terms, COUPLED * L), load(terms, BETA1 * L)
         for i in range(n):
@@ -632,7 +628,7 @@ def advance(
                 store(d, j * L, value)
                 store(e, j * L, turned_y)
             if has_largest:
-                amsgrad_(n, d, where[4], rest[(8 * n + n * n) * L :], finite, L)
+                amsgrad_(n, d, where[4], sorting, finite, L)
             effective_(n, d, e, terms, L)
             for i in range(n):
                 total = zero
@@ -652,7 +648,7 @@ def advance(
                 rotate_exactly_(a, d, e, y, log, wide, L)
                 sweeps = ends[0] = 1
             else:
-                reduce_exactly_(n, a, u, q, h, d, e, y, wide, L)
+                reduce_exactly_(n, a, free, h, d, e, y, wide, L)
                 ascending = ascends(n, d, e, L)
                 reverse_(n, d, ascending, L)
                 reverse_(n - 1, e, ascending, L)
@@ -666,7 +662,7 @@ def advance(
                 for i in range(n):
                     scatter(where[6], i * scratch.itemsize, load(d, i * L))
             if has_largest:
-                amsgrad_(n, d, where[4], rest[9 * n * L :], solved, L)
+                amsgrad_(n, d, where[4], sorting, solved, L)
             effective_(n, d, y, terms, L)
             undiagonalise_(y, log, ends, sweeps, L)
             reverse_(n, y, ascending, L)
@@ -674,16 +670,17 @@ def advance(
             if has_basis:
                 for j in range(n):
                     for i in range(n):
-                        store(u, i * L, one if i == j else zero)
-                    undiagonalise_(u, log, ends, sweeps, L)
-                    reverse_(n, u, ascending, L)
-                    unreduce_(n, a, h, u, L)
+                        store(free, i * L, one if i == j else zero)
+                    undiagonalise_(free, log, ends, sweeps, L)
+                    reverse_(n, free, ascending, L)
+                    unreduce_(n, a, h, free, L)
                     for i in range(n):
-                        scatter(where[5], (i * n + j) * scratch.itemsize, load(u, i * L))
+                        store(basis, (i * n + j) * L, load(free, i * L))
+                lower_(where[5], n * n, basis, L)
             if not every(solved):
-                store(u, 0, select(solved | ~finite, zero, one))
+                store(free, 0, select(solved | ~finite, zero, one))
                 for lane in range(L):
-                    if u[lane] != 0 and tile * L + lane < starts[-1]:
+                    if free[lane] != 0 and tile * L + lane < starts[-1]:
                         failed[tile * L + lane] = 1
 
         shrink = load(terms, SHRINK * L)
@@ -710,7 +707,7 @@ def worker(real: Any) -> Callable[[Any], None]:
         coefficients = numba.carray(pointer(order[COEFFICIENTS_AT]), (segments, TERMS), real)
         starts = numba.carray(pointer(order[STARTS_AT]), (segments + 1,), np.int64)
         failed = numba.carray(pointer(order[FAILED_AT]), (starts[segments],), np.uint8)
-        L = ROW_BYTES // coefficients.itemsize
+        L = LANES
         length = scratch_length(n, L)
         memory = np.empty(length + log_length(n, most, L) + L, real)
         skip = (-memory.ctypes.data % 64) // memory.itemsize  # rows of lanes begin at a cache line

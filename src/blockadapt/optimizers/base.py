@@ -176,7 +176,7 @@ class BlockOptimizer(Optimizer):
         if missing:
             state = {**state, **missing}
             update.finish.append(lambda: self.state[param].update(missing))
-        update.finish.append(lambda: state["step"].fill_(step))
+        update.counters.append(state["step"])
         return state
 
     def _free(self, param: Tensor, names: Sequence[str]) -> None:
@@ -317,9 +317,12 @@ def block_sizes(group: Group, params: Sequence[Tensor]) -> dict[int, int]:
 
 
 def _are_small(grads: Sequence[Tensor]) -> bool:
-    """Whether all are surely usable, found in one fast pass: Σ g² is finite only if every g and every g² is."""
-    norm = float(torch.nn.utils.get_total_norm(grads))
-    return math.isfinite(norm * norm) and norm * norm <= float(torch.finfo(torch.float32).max)
+    """Whether all are surely usable, found in one fast pass: Σ g² is in float32's range only if every g² is."""
+    if all(grad.device.type == "cpu" and grad.is_contiguous() for grad in grads):
+        squares = sum(float(torch.dot(flat, flat)) for flat in (grad.view(-1) for grad in grads))
+    else:  # one synchronisation for all
+        squares = float(torch.nn.utils.get_total_norm(grads).square())
+    return squares <= torch.finfo(torch.float32).max
 
 
 def _largest_magnitude(grads: Sequence[Tensor]) -> float:

@@ -88,6 +88,7 @@ class Update:
     views: Views
     batches: dict[Batch, list[Segment]] = field(default_factory=dict)
     scaled: list[tuple[Tensor, Tensor, Tensor | None, Coefficients]] = field(default_factory=list)
+    counters: list[Tensor] = field(default_factory=list)
     finish: list[Callable[[], object]] = field(default_factory=list)
 
     def add(self, segment: Segment) -> None:
@@ -193,6 +194,8 @@ class Update:
         kernel.step_(self.batches)
         for (coefficients, entries), gs in zip(scaled.items(), gradients, strict=True):
             _scaled_step_(entries, gs, coefficients)
+        if self.counters:
+            torch._foreach_add_(self.counters, 1)
         for action in self.finish:
             action()
 
