@@ -219,22 +219,31 @@ def _reduce_exactly(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, w
 
 
 @jit
+def aligned(memory: Any) -> Any:
+    """From the first cache line on: a row of lanes that straddles lines takes twice as long to load."""
+    return memory[(-memory.ctypes.data % 64) // memory.itemsize :]
+
+
+@jit
 def wide_length(n: int, L: int) -> int:
     """Numbers of float64 scratch that `reduce_exactly_` and `rotate_exactly_` need."""
     return max(13, n * (n + 1) // 2 + 6 * n) * L
 
 
 @jit
-def unreduce_(n: int, a: Any, h: Any, y: Any, L: int) -> None:
-    """y ← H y."""
+def unreduce_(n: int, a: Any, h: Any, y: Any, columns: int, L: int) -> None:
+    """Y ← H Y for n rows of so many columns each."""
     zero = broadcast(a.dtype.type(0))
     for k in range(n - 3, -1, -1):
-        projection = zero
-        for i in range(k + 1, n):
-            projection = fma(load(a, (i * (i + 1) // 2 + k) * L), load(y, i * L), projection)
-        projection = -(projection * load(h, k * L))
-        for i in range(k + 1, n):
-            store(y, i * L, fma(projection, load(a, (i * (i + 1) // 2 + k) * L), load(y, i * L)))
+        inverse = -load(h, k * L)
+        for j in range(columns):
+            projection = zero
+            for i in range(k + 1, n):
+                projection = fma(load(a, (i * (i + 1) // 2 + k) * L), load(y, (i * columns + j) * L), projection)
+            projection = projection * inverse
+            for i in range(k + 1, n):
+                at = (i * columns + j) * L
+                store(y, at, fma(projection, load(a, (i * (i + 1) // 2 + k) * L), load(y, at)))
 
 
 @jit
@@ -255,13 +264,14 @@ def ascends(n: int, d: Any, e: Any, L: int) -> Any:
 
 
 @jit
-def reverse_(n: int, rows: Any, mask: Any, L: int) -> None:
-    """Turn the order of n rows round in the lanes of the mask."""
+def reverse_(n: int, rows: Any, mask: Any, columns: int, L: int) -> None:
+    """Turn the order of n rows of so many columns round in the lanes of the mask."""
     for i in range(n // 2):
-        j = n - 1 - i
-        low, high = load(rows, i * L), load(rows, j * L)
-        store(rows, i * L, select(mask, high, low))
-        store(rows, j * L, select(mask, low, high))
+        for j in range(columns):
+            here, there = (i * columns + j) * L, ((n - 1 - i) * columns + j) * L
+            low, high = load(rows, here), load(rows, there)
+            store(rows, here, select(mask, high, low))
+            store(rows, there, select(mask, low, high))
 
 
 @jit
@@ -358,20 +368,22 @@ def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int,
 
 
 @jit
-def undiagonalise_(y: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
-    """y ← R y."""
+def undiagonalise_(y: Any, log: Any, ends: Any, sweeps: int, columns: int, L: int) -> None:
+    """Y ← R Y for rows of so many columns each."""
     position = 0
     for sweep in range(sweeps):
         position += 2 * L * ends[sweep]
     for sweep in range(sweeps - 1, -1, -1):
-        y_below = load(y, ends[sweep] * L)
         for i in range(ends[sweep] - 1, -1, -1):
             position -= 2 * L
             c, s = load(log, position), load(log, position + L)
-            y_here = load(y, i * L)
-            store(y, (i + 1) * L, fma(s, y_here, c * y_below))
-            y_below = fma(c, y_here, -(s * y_below))
-        store(y, 0, y_below)
+            here, below = i * columns * L, (i + 1) * columns * L
+            for _ in range(columns):
+                top, bottom = load(y, here), load(y, below)
+                store(y, here, fma(c, top, -(s * bottom)))
+                store(y, below, fma(s, top, c * bottom))
+                here += L
+                below += L
 
 
 @jit
@@ -491,10 +503,11 @@ def expect(addresses: Any) -> None:
 def effective_(n: int, d: Any, y: Any, terms: Any, L: int) -> None:
     """y ← s(λ) y with s = clip(lr / (√(λ/correction) + damping), lower, upper)."""
     zero = broadcast(d.dtype.type(0))
-    lr, correction, damping = load(terms, LR * L), load(terms, CORRECTION * L), load(terms, DAMPING * L)
+    lr, damping = load(terms, LR * L), load(terms, DAMPING * L)
     lower, upper = load(terms, LOWER * L), load(terms, UPPER * L)
+    unbias = broadcast(d.dtype.type(1)) / load(terms, CORRECTION * L)
     for i in range(n):
-        s = lr / (sqrt(maximum(load(d, i * L), zero) / correction) + damping)
+        s = lr / (sqrt(maximum(load(d, i * L), zero) * unbias) + damping)
         store(y, i * L, load(y, i * L) * minimum(maximum(s, lower), upper))
 
 
@@ -650,9 +663,9 @@ def advance(
             else:
                 reduce_exactly_(n, a, free, h, d, e, y, wide, L)
                 ascending = ascends(n, d, e, L)
-                reverse_(n, d, ascending, L)
-                reverse_(n - 1, e, ascending, L)
-                reverse_(n, y, ascending, L)
+                reverse_(n, d, ascending, 1, L)
+                reverse_(n - 1, e, ascending, 1, L)
+                reverse_(n, y, ascending, 1, L)
                 sweeps = diagonalise_(n, d, e, y, log, ends, most, L)
             for i in range(n - 1):
                 solved = solved & (load(e, i * L) == zero)
@@ -664,18 +677,16 @@ def advance(
             if has_largest:
                 amsgrad_(n, d, where[4], sorting, solved, L)
             effective_(n, d, y, terms, L)
-            undiagonalise_(y, log, ends, sweeps, L)
-            reverse_(n, y, ascending, L)
-            unreduce_(n, a, h, y, L)
+            undiagonalise_(y, log, ends, sweeps, 1, L)
+            reverse_(n, y, ascending, 1, L)
+            if n > 2:
+                unreduce_(n, a, h, y, 1, L)
             if has_basis:
-                for j in range(n):
-                    for i in range(n):
-                        store(free, i * L, one if i == j else zero)
-                    undiagonalise_(free, log, ends, sweeps, L)
-                    reverse_(n, free, ascending, L)
-                    unreduce_(n, a, h, free, L)
-                    for i in range(n):
-                        store(basis, (i * n + j) * L, load(free, i * L))
+                for i in range(n * n):
+                    store(basis, i * L, one if i % (n + 1) == 0 else zero)
+                undiagonalise_(basis, log, ends, sweeps, n, L)
+                reverse_(n, basis, ascending, n, L)
+                unreduce_(n, a, h, basis, n, L)
                 lower_(where[5], n * n, basis, L)
             if not every(solved):
                 store(free, 0, select(solved | ~finite, zero, one))
@@ -708,11 +719,9 @@ def worker(real: Any) -> Callable[[Any], None]:
         starts = numba.carray(pointer(order[STARTS_AT]), (segments + 1,), np.int64)
         failed = numba.carray(pointer(order[FAILED_AT]), (starts[segments],), np.uint8)
         L = LANES
-        length = scratch_length(n, L)
-        memory = np.empty(length + log_length(n, most, L) + L, real)
-        skip = (-memory.ctypes.data % 64) // memory.itemsize  # rows of lanes begin at a cache line
-        scratch, log = memory[skip : skip + length], memory[skip + length :]
-        wide = np.empty(wide_length(n, L), np.float64)
+        scratch = aligned(np.empty(scratch_length(n, L) + L, real))
+        log = aligned(np.empty(log_length(n, most, L) + L, real))
+        wide = aligned(np.empty(wide_length(n, L) + L, np.float64))
         kept = order[KEPT] != 0
         while True:
             first = take_ticket(order, TICKET) * order[CHUNK]
