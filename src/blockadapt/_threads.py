@@ -18,15 +18,16 @@ from typing import Any
 import torch
 
 _pool: ThreadPoolExecutor | None = None
+_forked = False
 
 
-def _forget_pool() -> None:
-    global _pool
-    _pool = None
+def _after_fork() -> None:
+    global _pool, _forked
+    _pool, _forked = None, True
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)  # threads do not survive a fork
+    os.register_at_fork(after_in_child=_after_fork)  # threads do not survive a fork, and GNU OpenMP waits for its own
 
 
 @lru_cache(maxsize=1)
@@ -48,7 +49,7 @@ def run_on_threads(function: Any, data: int, threads: int) -> None:
     """Call `function`, a C function of one pointer, with `data` on this many threads at once, and wait for all."""
     global _pool
     if threads > 1:
-        parallel = _gnu_openmp()
+        parallel = None if _forked else _gnu_openmp()
         if parallel is not None:
             parallel(ctypes.cast(function, ctypes.c_void_p), data, threads, 0)
             return

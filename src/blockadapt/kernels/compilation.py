@@ -38,19 +38,32 @@ def cache_folder() -> Path:
 
 def compiled(function: Callable[[Any], None], dtype: str) -> Any:
     """`function` as a C function of one pointer: from the disk, or compiled now, with a notice."""
-    with _compiling, _only_process():
+    with _compiling, _locked_folder() as folder:
         notice = threading.Timer(_PATIENCE, lambda: print(NOTICE.format(dtype=dtype), file=sys.stderr, flush=True))
         notice.daemon = True
         notice.start()
-        before = numba.config.CACHE_DIR
         try:
-            numba.config.CACHE_DIR = str(cache_folder())
-            return _c_function(function, cache=True)
-        except (OSError, RuntimeError):  # there is no home, or Numba found no place that it can write to
-            return _c_function(function, cache=False)
+            if folder is None:
+                return _c_function(function, cache=False)
+            return _cached_c_function(function, folder)
         finally:
-            numba.config.CACHE_DIR = before
             notice.cancel()
+
+
+def _cached_c_function(function: Callable[[Any], None], folder: Path) -> Any:
+    """From the cache or into it. A damaged one, whatever it makes Numba raise, is cleared; one that fails is not used."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)  # read when a function is decorated, here and by nobody else meanwhile
+    try:
+        for _ in range(2):
+            try:
+                return _c_function(function, cache=True)
+            except Exception:
+                for entry in folder.rglob("*.nb[ic]"):
+                    entry.unlink(missing_ok=True)
+        return _c_function(function, cache=False)
+    finally:
+        numba.config.CACHE_DIR = before
 
 
 def _c_function(function: Callable[[Any], None], cache: bool) -> Any:
@@ -58,17 +71,17 @@ def _c_function(function: Callable[[Any], None], cache: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _only_process() -> Iterator[None]:
-    """Hold the cache's lock; without one if its folder cannot be written."""
+def _locked_folder() -> Iterator[Path | None]:
+    """The cache folder, held by this process alone; None if it cannot be written."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "lock")
         lock.acquire()
-    except (OSError, RuntimeError):
-        yield
+    except (OSError, RuntimeError):  # not writable, or there is no home
+        yield None
         return
     try:
-        yield
+        yield folder
     finally:
         lock.release()

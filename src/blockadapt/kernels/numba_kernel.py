@@ -46,7 +46,10 @@ class NumbaKernel:
             change.write_()
 
     def _redo_(self, segments: Sequence[Segment]) -> None:
-        """Solve single blocks in float64 by `eigh`. Their moments are updated and their x is shrunk already."""
+        """Solve single blocks in float64 by `eigh`. Their moments are updated and their x is shrunk already.
+
+        Without m the gradient is formed again; no x has then been shrunk, for decay is either coupled or decoupled.
+        """
         for segment in segments:
             copies = {name: t.double() for name in _TENSORS if (t := getattr(segment, name)) is not None}
             again = replace(
@@ -54,7 +57,7 @@ class NumbaKernel:
                 **copies,
                 refresh=True,
                 descent=segment.descent._replace(shrink=1.0),
-                first=segment.first._replace(beta=1.0),
+                first=segment.first._replace(beta=0.0 if segment.m is None else 1.0),
                 second=segment.second._replace(decay=1.0, weight=0.0),
             )
             self._eigh.prepare([again]).write_()

@@ -281,14 +281,14 @@ def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int,
     A sweep runs through the rows that some lane still works on. Each lane has its own shift, from the last 2 × 2 that
     is coupled there; where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities.
 
-    An e is zero if it is below ε (d + d') for its neighbours on the diagonal, as in EISPACK, or below 1e-3 ε, which is
-    noise where the blocks are scaled to a trace in [1, 2). Returns the number of sweeps; where e is not all zero
-    afterwards, `most` was not enough.
+    An e is zero if it is below ε (d + d') for its neighbours on the diagonal, as in EISPACK, or below 4e-3 ε, where the
+    largest entry of a block is scaled into [1, 2): eigenvalues below 5e-10 of the largest are not told apart.
+    Returns the number of sweeps; where e is not all zero afterwards, `most` was not enough.
     """
     f = d.dtype.type
     zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
     unit = f(1.1920929e-07) if d.itemsize == 4 else f(2.220446049250313e-16)
-    relative, least, always = broadcast(unit), broadcast(unit * f(1e-3)), broadcast(f(4))
+    relative, least, always = broadcast(unit), broadcast(unit * f(4e-3)), broadcast(f(1e3))
     # The square of a bulge that is gone: still normal, so that a larger one gives a rotation of full precision.
     nothing = broadcast(f(1e-36) if d.itemsize == 4 else f(1e-300))
     corner_off, corner_above, corner = zero, zero, zero
@@ -568,7 +568,6 @@ def advance(
     L = LANES
     zero, one = broadcast(f(0)), broadcast(f(1))
     tiny = broadcast(f(1.1754944e-38) if scratch.itemsize == 4 else f(2.2250738585072014e-308))
-    huge = broadcast(f(3.4028235e38) if scratch.itemsize == 4 else f(1.7976931348623157e308))
     triangle = n * (n + 1) // 2
     a = scratch[: triangle * L]
     rest = scratch[triangle * L :]
@@ -614,7 +613,7 @@ def advance(
         if has_m:
             put_(2, n, m, where, steps, lengths, beside, spare)
         decay, weight = load(terms, DECAY * L), load(terms, WEIGHT * L)
-        trace = zero
+        largest, check = zero, zero
         row = 0
         for i in range(n):
             weighted = weight * load(g, i * L)
@@ -622,9 +621,11 @@ def advance(
                 entry = fma(weighted, load(g, j * L), decay * load(a, row))
                 store(a, row, entry)
                 row += L
-            trace = trace + load(a, row - L)
+            entry = load(a, row - L)
+            largest = maximum(entry, largest)
+            check = fma(entry, zero, check)
         lower_(where[3], triangle, a, L)
-        finite = trace <= huge
+        finite = check == zero  # 0 · ∞ and 0 · NaN are NaN; a bad entry off the diagonal has one on it
         solved = finite
 
         if kept:
@@ -649,7 +650,7 @@ def advance(
                     total = fma(load(basis, (i * n + j) * L), load(e, j * L), total)
                 store(y, i * L, total)
         else:
-            scale = power_of_two(maximum(select(finite, trace, one), tiny))
+            scale = power_of_two(maximum(select(finite, largest, one), tiny))
             inverse = one / scale
             # Entries too small to matter go: arithmetic on denormal numbers is a hundred times slower.
             least = broadcast(f(1e-18) if scratch.itemsize == 4 else f(1e-150))

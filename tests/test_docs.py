@@ -1,0 +1,121 @@
+"""What the documents say is true: their examples run, their links lead somewhere, their commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def fenced(document: Path, *languages: str) -> list[tuple[int, str]]:
+    """Line number and text of every fenced piece in one of these languages."""
+    text = document.read_text(encoding="utf-8")
+    return [
+        (text[: match.start()].count("\n") + 2, match[2]) for match in FENCE.finditer(text) if match[1] in languages
+    ]
+
+
+def prose(document: Path) -> str:
+    """The document without its fenced pieces."""
+    return FENCE.sub("", document.read_text(encoding="utf-8"))
+
+
+def anchors(document: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(document: Path) -> list[str]:
+    return [first or second for first, second in LINK.findall(prose(document))]
+
+
+def make_targets() -> set[str]:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z][\w-]*):(?!=)", text, re.MULTILINE))
+
+
+def shell(document: Path) -> str:
+    """All that a reader could type into a shell: fenced shell and code in the text."""
+    spans = re.findall(r"`([^`\n]+)`", prose(document))
+    return "\n".join([*(text for _, text in fenced(document, "sh", "bash", "shell", "console")), *spans])
+
+
+@each_document
+def test_the_python_examples_run_in_order(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for line, source in fenced(document, "python", "py"):
+        code = compile("\n" * (line - 1) + source, str(document), "exec")  # so that a traceback names the line
+        exec(code, namespace)
+
+
+def test_the_readmes_first_example_trains_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = fenced(ROOT / "README.md", "python")
+    assert len(examples) >= 4
+    first = examples[0][1]
+    assert "range(20)" in first
+
+    def loss(source: str) -> float:
+        namespace: dict[str, Any] = {}
+        torch.manual_seed(0)
+        exec(source, namespace)
+        return nn.functional.cross_entropy(namespace["model"](namespace["x"]), namespace["y"]).item()
+
+    assert loss(first) < loss(first.replace("range(20)", "range(0)")) - 0.05
+
+
+@each_document
+def test_every_relative_link_leads_to_a_file_and_every_anchor_to_a_heading(document: Path) -> None:
+    broken = []
+    for link in links(document):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_readme_links_to_every_document() -> None:
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
+    assert {path for path in DOCUMENTS[1:] if path.resolve() not in linked} == set()
+
+
+@each_document
+def test_every_make_target_that_is_named_exists(document: Path) -> None:
+    named = set(re.findall(r"\bmake ([a-z][\w-]*)", shell(document)))
+    assert named - make_targets() == set()
+
+
+def test_the_readme_names_the_two_commands_of_a_fresh_machine() -> None:
+    named = set(re.findall(r"^make ([a-z][\w-]*)", shell(ROOT / "README.md"), re.MULTILINE))
+    assert {"demo", "test"} <= named
+
+
+@each_document
+def test_every_command_of_the_tool_that_is_named_exists(document: Path) -> None:
+    cli = pytest.importorskip("blockadapt_experiments.cli")
+    commands = {command.name or command.callback.__name__.replace("_", "-") for command in cli.app.registered_commands}
+    assert "demo" in commands
+    named = set(re.findall(r"^\s*(?:\$ )?blockadapt ([a-z][\w-]*)", shell(document), re.MULTILINE))
+    assert named - commands == set()
+
+
+@each_document
+def test_no_placeholder_is_left(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert re.findall(r"^[A-Z]+_[A-Z_]+$|\bTODO\b|\bFIXME\b|\bTBD\b", text, re.MULTILINE) == []
