@@ -51,14 +51,17 @@ def compiled(function: Callable[[Any], None], dtype: str) -> Any:
 
 
 def _cached_c_function(function: Callable[[Any], None], folder: Path) -> Any:
-    """From the cache or into it. A damaged one, whatever it makes Numba raise, is cleared; one that fails is not used."""
+    """From the cache or into it. A damaged one, whatever it makes Numba raise, is cleared; one that fails is not used.
+
+    The folder is read when a function is decorated: here, and by nobody else meanwhile.
+    """
     before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)  # read when a function is decorated, here and by nobody else meanwhile
+    numba.config.CACHE_DIR = str(folder)
     try:
         for _ in range(2):
             try:
                 return _c_function(function, cache=True)
-            except Exception:
+            except Exception:  # noqa: PERF203
                 for entry in folder.rglob("*.nb[ic]"):
                     entry.unlink(missing_ok=True)
         return _c_function(function, cache=False)

@@ -50,20 +50,27 @@ class NumbaKernel:
 
         Without m the gradient is formed again; no x has then been shrunk, for decay is either coupled or decoupled.
         """
-        for segment in segments:
-            copies = {name: t.double() for name in _TENSORS if (t := getattr(segment, name)) is not None}
-            again = replace(
+        copies = [
+            {name: tensor.double() for name in _TENSORS if (tensor := getattr(segment, name)) is not None}
+            for segment in segments
+        ]
+        again = [
+            replace(
                 segment,
-                **copies,
+                **copy,
                 refresh=True,
                 descent=segment.descent._replace(shrink=1.0),
                 first=segment.first._replace(beta=0.0 if segment.m is None else 1.0),
                 second=segment.second._replace(decay=1.0, weight=0.0),
             )
-            self._eigh.prepare([again]).write_()
-            for name, copy in copies.items():
+            for segment, copy in zip(segments, copies, strict=True)
+        ]
+        if again:
+            self._eigh.prepare(again).write_()
+        for segment, copy in zip(segments, copies, strict=True):
+            for name, tensor in copy.items():
                 if name != "grad":
-                    getattr(segment, name).copy_(copy)
+                    getattr(segment, name).copy_(tensor)
 
 
 _TENSORS = ("x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues")

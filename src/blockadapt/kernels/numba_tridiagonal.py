@@ -251,7 +251,7 @@ def ascends(n: int, d: Any, e: Any, L: int) -> Any:
     """Where T has its small end on top: sweeps run from the large end to the small one.
 
     The other way the shift gets lost among larger numbers, and with it the accuracy of small eigenvalues. As in LAPACK,
-    the ends compared are those of what is coupled.
+    the ends compared are those of what is coupled; an end that is noise beside the largest entry says nothing.
     """
     f = d.dtype.type
     noise = broadcast(f(1.1920929e-07) if d.itemsize == 4 else f(2.220446049250313e-16))
@@ -260,7 +260,8 @@ def ascends(n: int, d: Any, e: Any, L: int) -> Any:
         bottom = select(noise < absolute(load(e, i * L)), load(d, (i + 1) * L), bottom)
     for i in range(n - 2, -1, -1):
         top = select(noise < absolute(load(e, i * L)), load(d, i * L), top)
-    return absolute(top) * broadcast(f(4)) < absolute(bottom)
+    significant = broadcast(f(1e-3)) < absolute(bottom)
+    return significant & (absolute(top) * broadcast(f(4)) < absolute(bottom))
 
 
 @jit
@@ -491,12 +492,10 @@ def lower_(addresses: Any, count: int, rows: Any, L: int) -> None:
 
 
 @jit
-def expect(addresses: Any) -> None:
-    """Prefetch as much as these blocks take from where they end: the next tile's, almost always."""
-    L = addresses.size
-    length = addresses[L - 1] - addresses[0] + addresses[1] - addresses[0]
-    for line in range(0, length, 64):
-        prefetch(addresses[0] + length + line)
+def expect(address: int, length: int) -> None:
+    """Prefetch what follows a tile's rows in memory: the next tile's, almost always. No more than a cache can keep."""
+    for line in range(0, min(length, 32768), 64):
+        prefetch(address + length + line)
 
 
 @jit
@@ -597,9 +596,9 @@ def advance(
         if has_m:
             fetch_(2, n, m, where, steps, lengths, beside, spare)
         lift_(where[3], triangle, a, L)
-        expect(where[3])
+        expect(where[3, 0], L * triangle * scratch.itemsize)
         if kept:
-            expect(where[5])
+            expect(where[5, 0], L * n * n * scratch.itemsize)
 
         sign, coupled, beta1 = load(terms, SIGN * L), load(terms, COUPLED * L), load(terms, BETA1 * L)
         for i in range(n):
