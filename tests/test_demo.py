@@ -116,7 +116,7 @@ def test_numbers_carry_what_they_were_measured_on(demo: Outcome) -> None:
     assert numbers["environment"]["kernel"] in ("numba", "eigh")
     assert machine["system"]
     assert machine["processor"]
-    assert {"python", "blockadapt", "torch", "numpy", "numba", "scikit-learn"} == {*versions}
+    assert {"python", "blockadapt", "torch", "numpy", "numba", "scikit-learn", "pytorch_optimizer"} == {*versions}
 
 
 def test_numbers_are_sane(demo: Outcome) -> None:

@@ -260,7 +260,7 @@ def ascends(n: int, d: Any, e: Any, L: int) -> Any:
         bottom = select(noise < absolute(load(e, i * L)), load(d, (i + 1) * L), bottom)
     for i in range(n - 2, -1, -1):
         top = select(noise < absolute(load(e, i * L)), load(d, i * L), top)
-    significant = broadcast(f(1e-3)) < absolute(bottom)
+    significant = broadcast(f(1e-6)) < absolute(bottom)
     return significant & (absolute(top) * broadcast(f(4)) < absolute(bottom))
 
 
