@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -118,15 +117,6 @@ PLAIN: list[OptimizerCase] = [case for case in CASES if case.id.endswith("-plain
 def case(case_id: str) -> OptimizerCase:
     """The case of this name."""
     return next(case for case in CASES if case.id == case_id)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors here have a few numbers: a second thread only costs, on a busy machine five times the run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # Gradients and training --------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from contract_cases import (
     train,
     twins,
 )
-from contract_cases import one_thread as one_thread
 
 SAVED_AT, END = 5, 8
 """Kept bases (`refresh_every=3`, blocks of 2) are found anew at steps 1, 2, 4 and 7: step 5 is in mid-interval."""

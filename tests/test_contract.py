@@ -37,7 +37,6 @@ from contract_cases import (
     train,
     twins,
 )
-from contract_cases import one_thread as one_thread
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 every_class = pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.cls.__name__)

@@ -26,7 +26,6 @@ from blockadapt import (
 from blockadapt.kernels import BACKENDS
 from blockadapt.optimizers import BlockOptimizer
 from contract_cases import CLASSES, OPEN, everything, run
-from contract_cases import one_thread as one_thread
 
 FORM = re.compile(r"^[A-Za-z_.]+: `[^`]+` must be .+, got .+\.$")
 

@@ -29,7 +29,6 @@ from contract_cases import (
     state_bits,
     twins,
 )
-from contract_cases import one_thread as one_thread
 
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "overflow": -1e30}
 

@@ -11,7 +11,6 @@ from torch import nn
 from blockadapt import BlockAdam, BlockAdamW, param_groups
 from blockadapt.optimizers import BlockOptimizer
 from contract_cases import CLASSES, bits, run
-from contract_cases import one_thread as one_thread
 
 
 def rules(model: nn.Module, **options: Any) -> dict[str, str]:

@@ -13,7 +13,6 @@ from blockadapt import BlockAdam, BlockRMSprop, IndexGroups, Plan, param_groups,
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.planning import block_flops
 from contract_cases import CASES, CLASSES, Net, OptimizerCase, everything, run, scattered_groups, twins
-from contract_cases import one_thread as one_thread
 
 
 def state_bytes(optimizer: BlockOptimizer) -> int:

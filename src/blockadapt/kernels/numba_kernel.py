@@ -97,8 +97,7 @@ class _Order:
         self._segments = segments
         self._worker = _worker(dtype.name)
         self._table = np.array([_row(segment) for segment in segments], dtype=np.int64)
-        terms = [(*s.descent, *s.first, *s.second, *s.spectrum) for s in segments]
-        self._coefficients = np.array(terms, dtype=dtype)
+        self._coefficients = np.array([segment.terms for segment in segments], dtype=dtype)
         self._starts = np.zeros(len(segments) + 1, dtype=np.int64)
         np.cumsum([segment.num_blocks for segment in segments], out=self._starts[1:])
         self._failed = np.zeros(self._starts[-1], dtype=np.uint8)

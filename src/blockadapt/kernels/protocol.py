@@ -60,6 +60,11 @@ class Segment:
         """Blocks in this segment."""
         return self.x.shape[0] * self.x.shape[1]
 
+    @property
+    def terms(self) -> tuple[float, ...]:
+        """All coefficients in a row, in the order of the NamedTuples."""
+        return (*self.descent, *self.first, *self.second, *self.spectrum)
+
 
 class Batch(NamedTuple):
     """What one kernel call takes: every block of this size, dtype and device, whatever parameter it is from."""

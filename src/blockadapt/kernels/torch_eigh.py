@@ -93,7 +93,7 @@ def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
 
 def _terms(segments: Sequence[Segment], like: Tensor) -> tuple[Tensor, ...]:
     """The coefficients of each block, as columns [num_blocks, 1], in the order of the Segment's NamedTuples."""
-    table = [(*s.descent, *s.first, *s.second, *s.spectrum) for s in segments]
+    table = [segment.terms for segment in segments]
     counts = torch.tensor([s.num_blocks for s in segments])
     columns = torch.tensor(table, dtype=torch.float64).repeat_interleave(counts, dim=0).to(like)
     return columns.unsqueeze(-1).unbind(1)

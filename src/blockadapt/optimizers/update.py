@@ -188,9 +188,8 @@ class Update:
     def apply_(self, kernel: Kernel) -> None:
         """Do the step."""
         scaled = _by_coefficients(self.scaled)
-        gradients = [
-            _descent(entries, coefficients) for coefficients, entries in scaled.items()
-        ]  # may run out of memory
+        # New tensors are made before anything is written: memory may run out.
+        gradients = [_descent(entries, coefficients) for coefficients, entries in scaled.items()]
         kernel.step_(self.batches)
         for (coefficients, entries), gs in zip(scaled.items(), gradients, strict=True):
             _scaled_step_(entries, gs, coefficients)
