@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from blockadapt.kernels import Batch, Descent, Kernel, Segment
-from blockadapt.kernels import numba_tridiagonal as tiles
+from blockadapt.kernels import numba_tiles as tiles
+from blockadapt.kernels import numba_tridiagonal as solver
 from blockadapt.kernels import torch_eigh as eigh_module
 from blockadapt.kernels.numba_kernel import MAX_BLOCK, NumbaKernel, _Order
 from blockadapt.kernels.torch_eigh import EighKernel
@@ -542,9 +543,10 @@ def test_amsgrad_maxima_are_kept_ascending_and_never_fall(n: int, dtype: torch.d
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """`advance` as plain Python."""
-    for name, value in list(vars(tiles).items()):
-        if hasattr(value, "py_func"):
-            monkeypatch.setattr(tiles, name, value.py_func)
+    for module in (tiles, solver):
+        for name, value in list(vars(module).items()):
+            if hasattr(value, "py_func"):
+                monkeypatch.setattr(module, name, value.py_func)
     with np.errstate(all="ignore"):
         yield tiles.advance
 

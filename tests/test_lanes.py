@@ -352,6 +352,34 @@ def test_turn_in_transposes_and_turn_out_undoes_it(real: Any, offset: int, start
         np.testing.assert_array_equal(memory, before)
 
 
+def few_inwards(addresses: Any, count: int, array: Any) -> None:
+    lanes.turn_few_in(addresses, count, array)
+
+
+def few_outwards(addresses: Any, count: int, array: Any) -> None:
+    lanes.turn_few_out(addresses, count, array)
+
+
+@each_real
+@pytest.mark.parametrize("count", [1, 2, 7, 10, 15])
+def test_turning_few_entries_touches_nothing_past_them(real: Any, count: int) -> None:
+    for turn_in, turn_out in zip(both(few_inwards), both(few_outwards), strict=True):
+        memory, addresses = shuffled(real, count)
+        L = addresses.size
+        array = np.full(TURN * L, np.nan, real)
+        turn_in(addresses, count, array)
+        expected = np.full_like(array, np.nan)
+        for entry in range(count):
+            expected[entry * L : (entry + 1) * L] = memory[seen(memory, addresses, entry, count)]
+        np.testing.assert_array_equal(array, expected)
+
+        before = memory.copy()
+        touched = np.concatenate([seen(memory, addresses, entry, count) for entry in range(count)])
+        memory[touched] = np.nan
+        turn_out(addresses, count, array)
+        np.testing.assert_array_equal(memory, before)
+
+
 # -------------------------------------------------------------------------------------------------------------- threads
 
 

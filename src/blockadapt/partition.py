@@ -146,6 +146,19 @@ class Partition:
 
     def views(self, tensor: Tensor) -> list[Tensor] | None:
         """Views [major, minor, k] of a tensor of the parameter's shape, or None if its strides do not allow them."""
+        if tensor.is_contiguous():  # one operation a view: each step has new gradients to cut
+            start = tensor.storage_offset()
+            return [tensor.as_strided(shape, strides, start + offset) for shape, strides, offset in self._places]
+        return self._cut(tensor)
+
+    @cached_property
+    def _places(self) -> list[tuple[torch.Size, tuple[int, ...], int]]:
+        """Shape, strides and offset of each view of a contiguous tensor."""
+        parts = self._cut(torch.empty(*self.rows, self.columns, device="meta"))
+        assert parts is not None
+        return [(part.shape, part.stride(), int(part.storage_offset())) for part in parts]
+
+    def _cut(self, tensor: Tensor) -> list[Tensor] | None:
         n, runs, lines = self.n, self.runs, self.lines
         full, short = divmod(self.extent, n)
         try:

@@ -378,6 +378,18 @@ def turn_out(addresses: Any, offset: int, array: Any, start: int) -> None:
         scatter(addresses, offset + entry * array.itemsize, load(array, start + entry * LANES))
 
 
+def turn_few_in(addresses: Any, count: int, array: Any) -> None:
+    """`turn_in` for `count` < 16 entries, into the array's first rows. Nothing past them is read or written."""
+    for entry in range(count):
+        store(array, entry * LANES, gather(addresses, entry * array.itemsize, array))
+
+
+def turn_few_out(addresses: Any, count: int, array: Any) -> None:
+    """The inverse of `turn_few_in`."""
+    for entry in range(count):
+        scatter(addresses, entry * array.itemsize, load(array, entry * LANES))
+
+
 def _pointers(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, vector: ir.VectorType) -> Any:
     """<count x pointer> from the int64 array of addresses, shifted by `offset` bytes."""
     data = context.make_array(array_type)(context, builder, array).data
@@ -390,8 +402,13 @@ def _pointers(context: Any, builder: Any, array_type: Any, array: Any, offset: A
 
 def _masked(builder: Any, verb: str, vector: ir.VectorType, args: list[Any], pointers: Any, returns: Any) -> Any:
     true = ir.Constant(ir.VectorType(_BOOL, vector.count), [1] * vector.count)
-    align = ir.Constant(_INT32, 4 if _SUFFIXES[str(vector.element)] == "f32" else 8)
-    full = [*args, pointers, align, true, *([ir.Constant(vector, ir.Undefined)] if verb == "gather" else [])]
+    full = [
+        *args,
+        pointers,
+        _alignment(vector),
+        true,
+        *([ir.Constant(vector, ir.Undefined)] if verb == "gather" else []),
+    ]
     name = f"llvm.masked.{verb}.v{vector.count}{_SUFFIXES[str(vector.element)]}.v{vector.count}p0"
     kind = ir.FunctionType(returns, [arg.type for arg in full])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), full)
@@ -471,6 +488,60 @@ def _square(context: Any, builder: Any, sig: Any, args: Any, inward: bool) -> No
             row.align = size
         for row, pointer in zip(_turned(builder, rows), target, strict=True):
             builder.store(row, pointer).align = size
+
+
+def _few(context: Any, builder: Any, sig: Any, args: Any, inward: bool) -> None:
+    """`_square` for the first `count` entries: all memory past them is masked out."""
+    dtype = sig.args[2].dtype
+    square = ir.VectorType(_ELEMENTS[dtype], TURN)
+    addresses = context.make_array(sig.args[0])(context, builder, args[0]).data
+    data = context.make_array(sig.args[2])(context, builder, args[2]).data
+    numbers = ir.VectorType(_INT64, TURN)
+    few = builder.icmp_signed("<", ir.Constant(numbers, list(range(TURN))), _splat(builder, args[1], numbers))
+    for group in range(0, LANES, TURN):
+        outside, inside = [], []
+        for i in range(TURN):
+            lane = builder.load(builder.gep(addresses, [ir.Constant(_INT64, group + i)]))
+            outside.append((builder.inttoptr(lane, square.as_pointer()), few))
+            row = builder.gep(data, [ir.Constant(_INT64, i * LANES + group)])
+            whole = _splat(builder, builder.extract_element(few, ir.Constant(_INT32, i)), few.type)
+            inside.append((builder.bitcast(row, square.as_pointer()), whole))
+        source, target = (outside, inside) if inward else (inside, outside)
+        rows = [_masked_load(builder, square, place, mask) for place, mask in source]
+        for row, (place, mask) in zip(_turned(builder, rows), target, strict=True):
+            _masked_store(builder, row, place, mask)
+
+
+def _masked_load(builder: Any, vector: ir.VectorType, place: Any, mask: Any) -> Any:
+    blank = ir.Constant(vector, [0.0] * vector.count)
+    return _masked_access(builder, "load", vector, vector, [place, _alignment(vector), mask, blank])
+
+
+def _masked_store(builder: Any, row: Any, place: Any, mask: Any) -> None:
+    _masked_access(builder, "store", ir.VoidType(), row.type, [row, place, _alignment(row.type), mask])
+
+
+def _masked_access(builder: Any, verb: str, returns: Any, vector: ir.VectorType, values: list[Any]) -> Any:
+    name = f"llvm.masked.{verb}.v{vector.count}{_SUFFIXES[str(vector.element)]}.p0"
+    kind = ir.FunctionType(returns, [value.type for value in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+
+
+def _alignment(vector: ir.VectorType) -> Any:
+    return ir.Constant(_INT32, 4 if _SUFFIXES[str(vector.element)] == "f32" else 8)
+
+
+_FEW = (types.Array, types.Integer, types.Array)
+
+
+@_defines(turn_few_in, *_FEW, returns=lambda *args: types.void)
+def _turn_few_in(context: Any, builder: Any, sig: Any, args: Any) -> None:
+    _few(context, builder, sig, args, inward=True)
+
+
+@_defines(turn_few_out, *_FEW, returns=lambda *args: types.void)
+def _turn_few_out(context: Any, builder: Any, sig: Any, args: Any) -> None:
+    _few(context, builder, sig, args, inward=False)
 
 
 _SQUARE = (types.Array, types.Integer, types.Array, types.Integer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blockadapt._threads import run_on_threads
-from blockadapt.kernels import numba_tridiagonal as tiles
+from blockadapt.kernels import numba_tiles as tiles
 from blockadapt.kernels.compilation import compiled
 from blockadapt.kernels.lanes import LANES
 from blockadapt.kernels.protocol import Batch, Batches, Segment
@@ -76,8 +77,11 @@ class NumbaKernel:
 _TENSORS = ("x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues")
 
 
+_REALS = {torch.float32: np.float32, torch.float64: np.float64}
+
+
 def _in_tiles(batch: Batch) -> bool:
-    return batch.n <= MAX_BLOCK and batch.device.type == "cpu" and batch.dtype in (torch.float32, torch.float64)
+    return batch.n <= MAX_BLOCK and batch.device.type == "cpu" and batch.dtype in _REALS
 
 
 def _alike(segments: Sequence[Segment]) -> list[list[Segment]]:
@@ -93,23 +97,31 @@ class _Order:
     """A step for segments that are alike, made ready so that nothing is left that could raise."""
 
     def __init__(self, batch: Batch, segments: Sequence[Segment]) -> None:
-        dtype = np.dtype(str(batch.dtype).removeprefix("torch."))
+        real = _REALS[batch.dtype]
         self._segments = segments
-        self._worker = _worker(dtype.name)
+        self._worker = _worker(real)
         self._table = np.array([_row(segment) for segment in segments], dtype=np.int64)
-        self._coefficients = np.array([segment.terms for segment in segments], dtype=dtype)
-        self._starts = np.zeros(len(segments) + 1, dtype=np.int64)
-        np.cumsum([segment.num_blocks for segment in segments], out=self._starts[1:])
-        self._failed = np.zeros(self._starts[-1], dtype=np.uint8)
-        total = -(-int(self._starts[-1]) // LANES)
+        self._coefficients = np.array([segment.terms for segment in segments], dtype=real)
+        starts = list(accumulate((segment.num_blocks for segment in segments), initial=0))
+        self._starts = np.array(starts, dtype=np.int64)
+        self._failed = np.zeros(starts[-1], dtype=np.uint8)
+        total = -(-starts[-1] // LANES)
         self._threads = min(torch.get_num_threads(), total)
-        order = self._order = np.zeros(tiles.ORDER, dtype=np.int64)
-        order[tiles.SIZE], order[tiles.SEGMENTS] = batch.n, len(segments)
-        order[tiles.TABLE_AT], order[tiles.COEFFICIENTS_AT] = self._table.ctypes.data, self._coefficients.ctypes.data
-        order[tiles.STARTS_AT], order[tiles.FAILED_AT] = self._starts.ctypes.data, self._failed.ctypes.data
-        # Chunks of a few tiles, so that threads finish together.
-        order[tiles.TILES], order[tiles.CHUNK] = total, max(1, min(16, total // (8 * self._threads)))
-        order[tiles.SWEEPS], order[tiles.KEPT] = tiles.MAX_SWEEPS * batch.n, not segments[0].refresh
+        order = {
+            tiles.TICKET: 0,
+            tiles.SIZE: batch.n,
+            tiles.SEGMENTS: len(segments),
+            tiles.TABLE_AT: self._table.ctypes.data,
+            tiles.COEFFICIENTS_AT: self._coefficients.ctypes.data,
+            tiles.STARTS_AT: self._starts.ctypes.data,
+            tiles.FAILED_AT: self._failed.ctypes.data,
+            tiles.TILES: total,
+            # Chunks of a few tiles, so that threads finish together.
+            tiles.CHUNK: max(1, min(16, total // (8 * self._threads))),
+            tiles.SWEEPS: tiles.MAX_SWEEPS * batch.n,
+            tiles.KEPT: not segments[0].refresh,
+        }
+        self._order = np.array([order[entry] for entry in range(tiles.ORDER)], dtype=np.int64)
 
     def carry_out_(self) -> list[Segment]:
         """Take the step; returns the blocks that did not converge, one segment each."""
@@ -120,22 +132,24 @@ class _Order:
 
 
 @lru_cache(maxsize=2)
-def _worker(dtype: str) -> Any:
+def _worker(real: Any) -> Any:
     """The compiled function that a thread runs."""
-    return compiled(tiles.worker(np.dtype(dtype).type), dtype).ctypes
+    return compiled(tiles.worker(real), real.__name__).ctypes
 
 
 def _row(segment: Segment) -> list[int]:
     """A row of the segment table: addresses and byte strides."""
+    size = segment.x.element_size()
     row: list[int] = []
     for name in _TENSORS:
         tensor: Tensor | None = getattr(segment, name)
         if tensor is None:
-            row += [0, 0, 0, 0]
+            row += (0, 0, 0, 0)
         else:
-            size = tensor.element_size()
-            row += [tensor.data_ptr(), *(stride * size for stride in tensor.stride())]
-    return [*row, segment.x.shape[1], segment.x.shape[2]]
+            major, minor, element = tensor.stride()
+            row += (tensor.data_ptr(), major * size, minor * size, element * size)
+    row += segment.x.shape[1:]
+    return row
 
 
 def _block(segments: Sequence[Segment], starts: np.ndarray, number: int) -> Segment:

@@ -115,7 +115,8 @@ class BlockOptimizer(Optimizer):
             clip: SpectrumClip | None = group["clip"]
             closed = clip is not None and clip.is_closed(step)
             coefficients = known.get(step) or known.setdefault(step, self._coefficients(group, step, closed))
-            blocks = Blocks(block_sizes(group, params))
+            cut = spanning or partition(tuple(owner.shape), group["grouping"], group["block_size"])
+            blocks = Blocks(cut.sizes)
             names = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
             states = [self._state(p, update, blocks, names if p is owner else [], step) for p in params]
             stale = [name for name in WIDTHS if name in states[0] and name not in names]
@@ -128,10 +129,9 @@ class BlockOptimizer(Optimizer):
             # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
             due = step <= max(blocks.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
             refresh = due or "basis" not in self.state.get(owner, {})
-            if spanning:
-                update.add_group(spanning, params, states, refresh, coefficients)
+            if isinstance(cut, IndexGroups):
+                update.add_group(cut, params, states, refresh, coefficients)
             else:
-                cut = partition(tuple(owner.shape), group["grouping"], group["block_size"])
                 update.add_parameter(cut, owner, owner.grad, states[0], refresh, coefficients)
 
     def _coefficients(self, group: Group, step: int, closed: bool) -> Coefficients:

@@ -63,22 +63,35 @@ class Views:
     """Views of tensors that stay from step to step, made once: making them anew is what a step would spend most on."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[Tensor, str], tuple[object, list[Tensor] | None]] = {}
+        self._held: dict[Tensor, tuple[object, list[dict[str, Any]] | None]] = {}
 
-    def get(
-        self, param: Tensor, name: str, tensor: Tensor, make: Callable[[Tensor], list[Tensor] | None]
-    ) -> list[Tensor] | None:
-        """make(tensor), the tensor that `param` keeps under this name; made again if that has moved."""
-        place = (tensor.data_ptr(), tensor.dtype, tensor.stride(), make)
-        held = self._held.get((param, name))
+    def get(self, cut: Partition, param: Tensor, state: State) -> list[dict[str, Any]] | None:
+        """Of each segment of a parameter, x, m and what its blocks keep; made again if any of it has moved.
+
+        None if the parameter's strides do not allow views.
+        """
+        place = (cut, param.data_ptr(), param.stride(), *[tensor.data_ptr() for tensor in state.values()], len(state))
+        held = self._held.get(param)
         if held is None or held[0] != place:
-            held = self._held[param, name] = (place, make(tensor))
+            held = self._held[param] = (place, _stable_views(cut, param.detach(), state))
         return held[1]
 
     def drop(self, param: Tensor) -> None:
         """Let go of all that `param` keeps: a view would keep its memory."""
-        for name in ("x", "m", *WIDTHS):
-            self._held.pop((param, name), None)
+        self._held.pop(param, None)
+
+
+def _stable_views(cut: Partition, x: Tensor, state: State) -> list[dict[str, Any]] | None:
+    coordinates = cut.views(x)
+    if coordinates is None:
+        return None
+    views: dict[str, list[Tensor] | None] = {
+        "x": coordinates,
+        "m": cut.views(state["exp_avg"]) if "exp_avg" in state else None,
+    }
+    for name in WIDTHS:
+        views[name] = cut.state_views(state[name]) if name in state else None
+    return [{name: parts and parts[i] for name, parts in views.items()} for i in range(len(coordinates))]
 
 
 @dataclass
@@ -106,23 +119,20 @@ class Update:
         return x, grad.to(dtype).contiguous()
 
     def add_parameter(
-        self, partition: Partition, param: Tensor, grad: Tensor, state: State, refresh: bool, coefficients: Coefficients
+        self, cut: Partition, param: Tensor, grad: Tensor, state: State, refresh: bool, coefficients: Coefficients
     ) -> None:
         """Add all blocks of a parameter that is cut by a named grouping."""
         dtype = statistics_dtype(param)
-        views: dict[str, Any] = {"x": None, "grad": None}
+        stable = grads = None
         if param.dtype == grad.dtype == dtype:
-            views["x"] = self.views.get(param, "x", param.detach(), partition.views)
-            views["grad"] = partition.views(grad)
-        if views["x"] is None or views["grad"] is None:
+            stable, grads = self.views.get(cut, param, state), cut.views(grad)
+        if stable is None or grads is None:
             x, g = self.stage(param, grad, dtype)
-            views["x"], views["grad"] = partition.views(x), partition.views(g)
-        views["m"] = self.views.get(param, "m", state["exp_avg"], partition.views) if "exp_avg" in state else None
-        for name in WIDTHS:
-            views[name] = self.views.get(param, name, state[name], partition.state_views) if name in state else None
-        for i in range(len(views["x"])):
-            tensors = {name: parts and parts[i] for name, parts in views.items()}
-            self.add(Segment(n=partition.n, refresh=refresh, **tensors, **coefficients._asdict()))
+            stable, grads = _stable_views(cut, x, state), cut.views(g)
+            assert stable is not None  # staged tensors are contiguous
+            assert grads is not None
+        for tensors, part in zip(stable, grads, strict=True):
+            self.add(Segment(n=cut.n, grad=part, refresh=refresh, **tensors, **coefficients._asdict()))
 
     def add_group(
         self,

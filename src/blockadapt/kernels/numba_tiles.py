@@ -1,0 +1,454 @@
+"""Tiles: 32 blocks at a time out of memory into lanes, through one step, and back.
+
+For each tile, in one pass over memory:
+
+    1  read V, add w g gᵀ, write it back, and go on with the copy in cache
+    2  y = Uᵀ m, by solving the eigenproblem (`numba_tridiagonal`) or with the basis that was kept
+    3  y ← s(Λ) y, any function of the eigenvalues
+    4  x ← x − U y
+
+Letters as in `numba_tridiagonal`. A block's place in memory is an address and byte strides, from the segment table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+from blockadapt.kernels.lanes import (
+    LANES,
+    TURN,
+    absolute,
+    broadcast,
+    every,
+    fma,
+    gather,
+    load,
+    load_row,
+    maximum,
+    minimum,
+    pointer,
+    power_of_two,
+    prefetch,
+    scatter,
+    select,
+    sqrt,
+    store,
+    store_row,
+    take_ticket,
+    turn_few_in,
+    turn_few_out,
+    turn_in,
+    turn_out,
+)
+from blockadapt.kernels.numba_tridiagonal import (
+    _four,
+    ascends,
+    diagonalise_,
+    jit,
+    log_length,
+    reduce_exactly_,
+    reflect_,
+    reverse_,
+    rotate_exactly_,
+    rotations_,
+    undiagonalise_,
+    unreduce_,
+    wide_length,
+)
+
+LINE = 64
+"""Bytes of a cache line."""
+
+MAX_SWEEPS = 6
+"""QR sweeps allowed for each eigenvalue; two are used. A block that needs more is solved by `eigh`."""
+
+# Columns of the segment table: for each tensor its address and the byte strides of [major, minor, element].
+X, GRAD, M, V, LARGEST, BASIS, EIGENVALUES = range(0, 28, 4)
+MINOR, LENGTH = 28, 29
+TABLE = 30
+# Columns of the coefficient table, in the order of a Segment's NamedTuples.
+SIGN, COUPLED, SHRINK, BETA1, _, DECAY, WEIGHT, _, LR, CORRECTION, DAMPING, LOWER, UPPER = range(13)
+TERMS = 13
+
+
+@jit
+def locate(table: Any, starts: Any, block: int, where: Any, steps: Any, lengths: Any, owners: Any, size: int) -> bool:
+    """Addresses of each lane's block, from `block` on; lanes past the last block repeat it. A number has `size` bytes.
+
+    Returns whether the lanes' coordinates lie side by side, with one length and one owner.
+    """
+    L = LANES
+    segment = np.searchsorted(starts, block, side="right") - 1
+    within, minors = block - starts[segment], table[segment, MINOR]
+    major = within // minors
+    minor = within - major * minors
+    if minor + L <= minors:  # a tile within one line of one segment: almost all are
+        for role in range(7):
+            if table[segment, 4 * role] != 0:
+                stride = table[segment, 4 * role + 2]
+                address = table[segment, 4 * role] + major * table[segment, 4 * role + 1] + minor * stride
+                for lane in range(L):
+                    where[role, lane] = address
+                    address += stride
+        for lane in range(L):
+            lengths[lane] = table[segment, LENGTH]
+            owners[lane] = segment
+        for role in range(3):
+            for lane in range(L):
+                steps[role, lane] = table[segment, 4 * role + 3]
+        beside = True
+        for role in range(3):
+            has = table[segment, 4 * role] != 0
+            beside = beside and (not has or table[segment, 4 * role + 2] == size)
+        return beside
+    for lane in range(L):
+        for role in range(7):
+            column = 4 * role
+            stride = table[segment, column + 2]
+            where[role, lane] = table[segment, column] + major * table[segment, column + 1] + minor * stride
+        for role in range(3):
+            steps[role, lane] = table[segment, 4 * role + 3]
+        lengths[lane] = table[segment, LENGTH]
+        owners[lane] = segment
+        if block + lane + 1 < starts[-1]:
+            minor += 1
+            if minor == table[segment, MINOR]:
+                minor = 0
+                major += 1
+            if block + lane + 1 == starts[segment + 1]:
+                segment += 1
+                major = 0
+    return False
+
+
+@jit
+def fetch_(role: int, n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any) -> None:
+    """Coordinates of each lane's block into n rows; missing ones are zero."""
+    L = where.shape[1]
+    zero = broadcast(rows.dtype.type(0))
+    for i in range(n):
+        if beside:
+            store(rows, i * L, load_row(where[role, 0] + i * steps[role, 0], rows) if i < lengths[0] else zero)
+        else:
+            for lane in range(L):
+                inside = i < lengths[lane]
+                nowhere = rows.ctypes.data + i * L * rows.itemsize  # the row itself, zero until it is filled
+                spare[lane] = where[role, lane] + i * steps[role, lane] if inside else nowhere
+            store(rows, i * L, zero)
+            store(rows, i * L, gather(spare, 0, rows))
+
+
+@jit
+def put_(role: int, n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any) -> None:
+    """The inverse of `fetch_`; missing coordinates are dropped."""
+    L = where.shape[1]
+    for i in range(n):
+        if beside:
+            if i < lengths[0]:
+                store_row(where[role, 0] + i * steps[role, 0], load(rows, i * L))
+        else:
+            for lane in range(L):
+                inside = i < lengths[lane]
+                spare[lane] = where[role, lane] + i * steps[role, lane] if inside else spare[L:].ctypes.data
+            scatter(spare, 0, load(rows, i * L))
+
+
+@jit
+def lift_(addresses: Any, count: int, rows: Any, L: int) -> None:
+    """`count` consecutive numbers of each lane into as many rows. The last square of 16 overlaps the one before."""
+    if count < TURN:
+        turn_few_in(addresses, count, rows)
+        return
+    for i in range(0, count, TURN):
+        i = min(i, count - TURN)
+        turn_in(addresses, i * rows.itemsize, rows, i * L)
+
+
+@jit
+def lower_(addresses: Any, count: int, rows: Any, L: int) -> None:
+    """The inverse of `lift_`."""
+    if count < TURN:
+        turn_few_out(addresses, count, rows)
+        return
+    for i in range(0, count, TURN):
+        i = min(i, count - TURN)
+        turn_out(addresses, i * rows.itemsize, rows, i * L)
+
+
+@jit
+def expect(address: int) -> int:
+    """Prefetch the two cache lines from an address on; returns the address after them."""
+    prefetch(address)
+    prefetch(address + LINE)
+    return address + 2 * LINE
+
+
+@jit
+def turn_(n: int, basis: Any, g: Any, y: Any, d: Any, e: Any, decay: Any, weight: Any, ahead: int, L: int) -> None:
+    """e = Uᵀ y, and d ← decay d + weight (Uᵀ g)², the diagonal of Uᵀ V U. Two columns at once: one waits for itself."""
+    zero = broadcast(basis.dtype.type(0))
+    for j in range(0, n, 2):
+        k = min(j + 1, n - 1)
+        g_j, g_k, y_j, y_k = zero, zero, zero, zero
+        for i in range(n):
+            entry, other = load(basis, (i * n + j) * L), load(basis, (i * n + k) * L)
+            gradient, average = load(g, i * L), load(y, i * L)
+            g_j, y_j = fma(entry, gradient, g_j), fma(entry, average, y_j)
+            g_k, y_k = fma(other, gradient, g_k), fma(other, average, y_k)
+            ahead = expect(ahead)
+        value_j = fma(weight * g_j, g_j, decay * load(d, j * L))
+        value_k = fma(weight * g_k, g_k, decay * load(d, k * L))
+        store(d, j * L, value_j)
+        store(d, k * L, value_k)
+        store(e, j * L, y_j)
+        store(e, k * L, y_k)
+
+
+@jit
+def turn_back_(n: int, basis: Any, e: Any, y: Any, ahead: int, L: int) -> None:
+    """y = U e."""
+    zero = broadcast(basis.dtype.type(0))
+    for i in range(0, n, 2):
+        k = min(i + 1, n - 1)
+        total, other = zero, zero
+        for j in range(n):
+            entry = load(e, j * L)
+            total = fma(load(basis, (i * n + j) * L), entry, total)
+            other = fma(load(basis, (k * n + j) * L), entry, other)
+            ahead = expect(ahead)
+        store(y, i * L, total)
+        store(y, k * L, other)
+
+
+@jit
+def effective_(n: int, d: Any, y: Any, terms: Any, L: int) -> None:
+    """y ← s(λ) y with s = clip(lr / (√(λ/correction) + damping), lower, upper)."""
+    zero = broadcast(d.dtype.type(0))
+    lr, damping = load(terms, LR * L), load(terms, DAMPING * L)
+    lower, upper = load(terms, LOWER * L), load(terms, UPPER * L)
+    unbias = broadcast(d.dtype.type(1)) / load(terms, CORRECTION * L)
+    for i in range(n):
+        s = lr / (sqrt(maximum(load(d, i * L), zero) * unbias) + damping)
+        store(y, i * L, load(y, i * L) * minimum(maximum(s, lower), upper))
+
+
+@jit
+def amsgrad_(n: int, d: Any, addresses: Any, rows: Any, keep: Any, L: int) -> None:
+    """Σ̂ ← max(Σ̂, Σ), both ascending; d ← Σ̂ in the order of d. Lanes outside `keep` leave Σ̂ as it is."""
+    f = d.dtype.type
+    zero, one = broadcast(f(0)), broadcast(f(1))
+    ranks, largest, merged = rows[: n * L], rows[n * L : 2 * n * L], rows[2 * n * L : 3 * n * L]
+    lift_(addresses, n, largest, L)
+    for i in range(n):
+        value = load(d, i * L)
+        rank = zero
+        for j in range(n):
+            other = load(d, j * L)
+            before = (other < value) | (other == value) if j < i else other < value
+            rank = rank + select(before, one, zero)
+        store(ranks, i * L, rank)
+    for position in range(n):
+        at = broadcast(f(position))
+        total = load(largest, position * L)
+        for i in range(n):
+            value = load(d, i * L)
+            total = select(load(ranks, i * L) == at, maximum(value, total), total)
+        store(merged, position * L, total)
+        store(largest, position * L, select(keep, total, load(largest, position * L)))
+    lower_(addresses, n, largest, L)
+    for i in range(n):
+        rank = load(ranks, i * L)
+        value = zero
+        for position in range(n):
+            value = select(rank == broadcast(f(position)), load(merged, position * L), value)
+        store(d, i * L, value)
+
+
+@jit
+def aligned(memory: Any) -> Any:
+    """From the first cache line on: a row of lanes that straddles lines takes twice as long to load."""
+    return memory[(-memory.ctypes.data % 64) // memory.itemsize :]
+
+
+@jit
+def scratch_length(n: int, L: int) -> int:
+    """Numbers of scratch that `advance` needs."""
+    return (n * (n + 1) // 2 + 12 * n + n * n + TERMS) * L
+
+
+@jit
+def advance(
+    n: int, table: Any, coefficients: Any, starts: Any, tile: int, end: int, scratch: Any, wide: Any, log: Any,
+    most: int, kept: bool, failed: Any,
+) -> None:  # fmt: skip
+    """Take the step for tiles [tile, end) of blocks of n; see the module's head.
+
+    `kept` uses each block's stored basis instead of finding it. Blocks that did not converge within `most` sweeps have
+    their moments updated and their x shrunk, but not moved, and are marked in `failed`.
+    """
+    f = scratch.dtype.type
+    L = LANES
+    zero, one = broadcast(f(0)), broadcast(f(1))
+    tiny = broadcast(f(1.1754944e-38) if scratch.itemsize == 4 else f(2.2250738585072014e-308))
+    triangle = n * (n + 1) // 2
+    a = scratch[: triangle * L]
+    rest = scratch[triangle * L :]
+    x, g, m, d = _four(rest, n * L)
+    e, y, h, _ = _four(rest[4 * n * L :], n * L)
+    free = rest[7 * n * L : 9 * n * L]
+    basis = rest[9 * n * L : (9 * n + n * n) * L]
+    sorting = rest[(9 * n + n * n) * L : (12 * n + n * n) * L]
+    terms = rest[(12 * n + n * n) * L :]
+    where = np.zeros((7, L), dtype=np.int64)
+    steps = np.zeros((3, L), dtype=np.int64)
+    lengths = np.zeros(L, dtype=np.int64)
+    owners = np.zeros(L, dtype=np.int64)
+    spare = np.zeros(L + 1, dtype=np.int64)
+    ends = np.zeros(most, dtype=np.int64)
+    has_m, has_largest, has_basis = table[0, M] != 0, table[0, LARGEST] != 0, table[0, BASIS] != 0
+    filled = -1  # the one segment whose coefficients the lanes hold
+    while tile < end:
+        beside = locate(table, starts, tile * L, where, steps, lengths, owners, scratch.itemsize)
+        if filled < 0 or owners[0] != filled or owners[L - 1] != filled:
+            for lane in range(L):
+                for term in range(TERMS):
+                    terms[term * L + lane] = coefficients[owners[lane], term]
+            filled = owners[0] if owners[0] == owners[L - 1] else -1
+        fetch_(0, n, x, where, steps, lengths, beside, spare)
+        fetch_(1, n, g, where, steps, lengths, beside, spare)
+        if has_m:
+            fetch_(2, n, m, where, steps, lengths, beside, spare)
+        lift_(where[3], triangle, a, L)
+        # What the next tile needs follows this one's in memory, almost always. It is asked for piece by piece, between
+        # the sums: all at once would fill the processor's few slots for lines on their way, and stall.
+        next_v = where[3, 0] + L * triangle * scratch.itemsize
+        ahead = where[5, 0] + L * n * n * scratch.itemsize if kept else next_v
+
+        sign, coupled, beta1 = load(terms, SIGN * L), load(terms, COUPLED * L), load(terms, BETA1 * L)
+        for i in range(n):
+            gradient = fma(coupled, load(x, i * L), sign * load(g, i * L))
+            store(g, i * L, gradient)
+            average = gradient
+            if has_m:
+                average = fma(beta1, load(m, i * L) - gradient, gradient)
+                store(m, i * L, average)
+            store(y, i * L, average)
+            for role in range(3):
+                expect(where[role, 0] + i * steps[role, 0] + L * scratch.itemsize)
+            if kept:
+                expect(where[6, 0] + L * n * scratch.itemsize + 2 * i * LINE)
+        if has_m:
+            put_(2, n, m, where, steps, lengths, beside, spare)
+        decay, weight = load(terms, DECAY * L), load(terms, WEIGHT * L)
+        largest, check = zero, zero
+        row = 0
+        for i in range(n):
+            weighted = weight * load(g, i * L)
+            for j in range(i + 1):
+                entry = fma(weighted, load(g, j * L), decay * load(a, row))
+                store(a, row, entry)
+                row += L
+                ahead = expect(ahead)
+            entry = load(a, row - L)
+            largest = maximum(entry, largest)
+            check = fma(entry, zero, check)
+        lower_(where[3], triangle, a, L)
+        finite = check == zero  # 0 · ∞ and 0 · NaN are NaN; a bad entry off the diagonal has one on it
+        solved = finite
+
+        if kept:
+            lift_(where[5], n * n, basis, L)
+            lift_(where[6], n, d, L)
+            turn_(n, basis, g, y, d, e, decay, weight, ahead, L)
+            lower_(where[6], n, d, L)
+            if has_largest:
+                amsgrad_(n, d, where[4], sorting, finite, L)
+            effective_(n, d, e, terms, L)
+            turn_back_(n, basis, e, y, next_v, L)
+        else:
+            scale = power_of_two(maximum(select(finite, largest, one), tiny))
+            inverse = one / scale
+            # Entries too small to matter go: arithmetic on denormal numbers is a hundred times slower.
+            least = broadcast(f(1e-18) if scratch.itemsize == 4 else f(1e-150))
+            for i in range(triangle):
+                entry = load(a, i * L) * inverse
+                store(a, i * L, select(finite & (least < absolute(entry)), entry, zero))
+            ascending = one < zero
+            if n == 2:
+                rotate_exactly_(a, d, e, y, log, wide, L)
+                sweeps = ends[0] = 1
+            else:
+                reduce_exactly_(n, a, free, h, d, e, y, wide, L)
+                ascending = ascends(n, d, e, L)
+                reverse_(n, d, ascending, 1, L)
+                reverse_(n - 1, e, ascending, 1, L)
+                reverse_(n, y, ascending, 1, L)
+                sweeps = diagonalise_(n, d, e, y, log, ends, most, L)
+            for i in range(n - 1):
+                solved = solved & (load(e, i * L) == zero)
+            for i in range(n):
+                store(d, i * L, load(d, i * L) * scale)
+            if has_basis:
+                lower_(where[6], n, d, L)
+            if has_largest:
+                amsgrad_(n, d, where[4], sorting, solved, L)
+            effective_(n, d, y, terms, L)
+            undiagonalise_(y, log, ends, sweeps, L)
+            reverse_(n, y, ascending, 1, L)
+            if n > 2:
+                unreduce_(n, a, h, y, L)
+            if has_basis:
+                ahead = where[5, 0]
+                for _ in range(n * n):
+                    ahead = expect(ahead)
+                rotations_(n, basis, log, ends, sweeps, L)
+                reverse_(n, basis, ascending, n, L)
+                reflect_(n, a, h, basis, L)
+                lower_(where[5], n * n, basis, L)
+            if not every(solved):
+                store(free, 0, select(solved | ~finite, zero, one))
+                for lane in range(L):
+                    if free[lane] != 0 and tile * L + lane < starts[-1]:
+                        failed[tile * L + lane] = 1
+
+        shrink = load(terms, SHRINK * L)
+        unknown = broadcast(f(np.nan))
+        for i in range(n):
+            move = select(solved, load(y, i * L), select(finite, zero, unknown))
+            store(x, i * L, fma(shrink, load(x, i * L), -move))
+        put_(0, n, x, where, steps, lengths, beside, spare)
+        tile += 1
+
+
+# Entries of an order: what a thread needs to know, as int64. The first is taken from by all threads.
+TICKET, SIZE, SEGMENTS, TABLE_AT, COEFFICIENTS_AT, STARTS_AT, FAILED_AT, TILES, CHUNK, SWEEPS, KEPT = range(11)
+ORDER = 11
+
+
+def worker(real: Any) -> Callable[[Any], None]:
+    """The function that each thread runs, for one float type: take the next chunk of tiles until none is left."""
+
+    def work(data: Any) -> None:
+        order = numba.carray(data, (ORDER,), np.int64)
+        n, segments, most = order[SIZE], order[SEGMENTS], order[SWEEPS]
+        table = numba.carray(pointer(order[TABLE_AT]), (segments, TABLE), np.int64)
+        coefficients = numba.carray(pointer(order[COEFFICIENTS_AT]), (segments, TERMS), real)
+        starts = numba.carray(pointer(order[STARTS_AT]), (segments + 1,), np.int64)
+        failed = numba.carray(pointer(order[FAILED_AT]), (starts[segments],), np.uint8)
+        L = LANES
+        scratch = aligned(np.empty(scratch_length(n, L) + L, real))
+        log = aligned(np.empty(log_length(n, most, L) + L, real))
+        wide = aligned(np.empty(wide_length(n, L) + L, np.float64))
+        kept = order[KEPT] != 0
+        while True:
+            first = take_ticket(order, TICKET) * order[CHUNK]
+            if first >= order[TILES]:
+                return
+            last = min(first + order[CHUNK], order[TILES])
+            advance(n, table, coefficients, starts, first, last, scratch, wide, log, most, kept, failed)
+
+    return work
