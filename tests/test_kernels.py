@@ -564,7 +564,10 @@ def advanced(advance: Callable[..., None], segment: Segment) -> tuple[Segment, n
     wide = np.full(tiles.wide_length(n, L), np.nan)
     table, coefficients, starts, failed = order._table, order._coefficients, order._starts, order._failed
     kept = not segment.refresh
-    advance(n, table, coefficients, starts, 0, total, scratch, wide, log, most, kept, failed)
+    if n == 1:
+        tiles.advance_ones(table, coefficients, starts, 0, total, scratch)
+    else:
+        advance(n, table, coefficients, starts, 0, total, scratch, wide, log, most, kept, failed)
     return segment, failed
 
 

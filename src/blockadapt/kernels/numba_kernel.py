@@ -116,8 +116,8 @@ class _Order:
             tiles.STARTS_AT: self._starts.ctypes.data,
             tiles.FAILED_AT: self._failed.ctypes.data,
             tiles.TILES: total,
-            # Chunks of a few tiles, so that threads finish together.
-            tiles.CHUNK: max(1, min(16, total // (8 * self._threads))),
+            # Chunks of a few tiles, so that threads finish together; those of 1 take no time, and run on.
+            tiles.CHUNK: max(1, min(16 if batch.n > 1 else 512, total // (8 * self._threads))),
             tiles.SWEEPS: tiles.MAX_SWEEPS * batch.n,
             tiles.KEPT: not segments[0].refresh,
         }

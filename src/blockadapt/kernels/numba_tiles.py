@@ -281,6 +281,15 @@ def scratch_length(n: int, L: int) -> int:
 
 
 @jit
+def fill_(terms: Any, coefficients: Any, owners: Any) -> None:
+    """Each lane's coefficients, from the segment that owns it."""
+    L = owners.size
+    for lane in range(L):
+        for term in range(TERMS):
+            terms[term * L + lane] = coefficients[owners[lane], term]
+
+
+@jit
 def advance(
     n: int, table: Any, coefficients: Any, starts: Any, tile: int, end: int, scratch: Any, wide: Any, log: Any,
     most: int, kept: bool, failed: Any,
@@ -314,9 +323,7 @@ def advance(
     while tile < end:
         beside = locate(table, starts, tile * L, where, steps, lengths, owners, scratch.itemsize)
         if filled < 0 or owners[0] != filled or owners[L - 1] != filled:
-            for lane in range(L):
-                for term in range(TERMS):
-                    terms[term * L + lane] = coefficients[owners[lane], term]
+            fill_(terms, coefficients, owners)
             filled = owners[0] if owners[0] == owners[L - 1] else -1
         fetch_(0, n, x, where, steps, lengths, beside, spare)
         fetch_(1, n, g, where, steps, lengths, beside, spare)
@@ -424,6 +431,71 @@ def advance(
         tile += 1
 
 
+@jit
+def advance_ones(table: Any, coefficients: Any, starts: Any, tile: int, end: int, scratch: Any) -> None:
+    """`advance` for blocks of 1, where V is its own eigenvalue: a diagonal method, at the price of one.
+
+    Tiles that lie side by side in memory, as almost all do, are run through without looking up each one's place.
+    """
+    L, size = LANES, scratch.itemsize
+    terms, lanes = scratch[: TERMS * L], scratch[TERMS * L : (TERMS + 7) * L]
+    where = np.zeros((7, L), dtype=np.int64)
+    steps = np.zeros((3, L), dtype=np.int64)
+    lengths = np.zeros(L, dtype=np.int64)
+    owners = np.zeros(L, dtype=np.int64)
+    has = table[0, : 7 * 4 : 4] != 0
+    while tile < end:
+        beside = locate(table, starts, tile * L, where, steps, lengths, owners, size)
+        segment = owners[0]
+        for role in range(3, 7):
+            beside = beside and (not has[role] or table[segment, 4 * role + 2] == size)
+        fill_(terms, coefficients, owners)
+        run = 1
+        if beside:
+            minors = table[segment, MINOR]
+            run = min((minors - (tile * L - starts[segment]) % minors) // L, end - tile)
+        for _ in range(run):
+            for role in range(7):
+                if has[role] and beside:
+                    store(lanes, role * L, load_row(where[role, 0], lanes))
+                elif has[role]:
+                    store(lanes, role * L, gather(where[role], 0, lanes))
+            step_ones_(lanes, has, terms, L)
+            for role in range(7):
+                if has[role] and role != 1 and beside:
+                    store_row(where[role, 0], load(lanes, role * L))
+                elif has[role] and role != 1:
+                    scatter(where[role], 0, load(lanes, role * L))
+                where[role, 0] += L * size
+        tile += run
+
+
+@jit
+def step_ones_(lanes: Any, has: Any, terms: Any, L: int) -> None:
+    """The step for one tile of blocks of 1: a row of lanes for each tensor of a segment, in their order."""
+    f = lanes.dtype.type
+    zero, one = broadcast(f(0)), broadcast(f(1))
+    x = load(lanes, 0)
+    g = fma(load(terms, COUPLED * L), x, load(terms, SIGN * L) * load(lanes, L))
+    m = g
+    if has[2]:
+        m = fma(load(terms, BETA1 * L), load(lanes, 2 * L) - g, g)
+    second_moment = fma(load(terms, WEIGHT * L) * g, g, load(terms, DECAY * L) * load(lanes, 3 * L))
+    finite = second_moment * zero == zero
+    store(lanes, 2 * L, m)
+    store(lanes, 3 * L, second_moment)
+    adapted = second_moment
+    if has[4]:
+        adapted = select(finite, maximum(second_moment, load(lanes, 4 * L)), load(lanes, 4 * L))
+    store(lanes, 4 * L, adapted)
+    store(lanes, 5 * L, one)
+    store(lanes, 6 * L, second_moment)
+    store(lanes, 0, m)
+    effective_(1, lanes[4 * L :], lanes, terms, L)
+    move = select(finite, load(lanes, 0), broadcast(f(np.nan)))
+    store(lanes, 0, fma(load(terms, SHRINK * L), x, -move))
+
+
 # Entries of an order: what a thread needs to know, as int64. The first is taken from by all threads.
 TICKET, SIZE, SEGMENTS, TABLE_AT, COEFFICIENTS_AT, STARTS_AT, FAILED_AT, TILES, CHUNK, SWEEPS, KEPT = range(11)
 ORDER = 11
@@ -449,6 +521,9 @@ def worker(real: Any) -> Callable[[Any], None]:
             if first >= order[TILES]:
                 return
             last = min(first + order[CHUNK], order[TILES])
-            advance(n, table, coefficients, starts, first, last, scratch, wide, log, most, kept, failed)
+            if n == 1:
+                advance_ones(table, coefficients, starts, first, last, scratch)
+            else:
+                advance(n, table, coefficients, starts, first, last, scratch, wide, log, most, kept, failed)
 
     return work
