@@ -26,6 +26,7 @@ from blockadapt import (
     param_groups,
     plan,
 )
+from blockadapt.diagnostics import SpectrumRecorder, theory
 
 PACKAGE = Path(blockadapt.__file__).parent
 PUBLIC = [
@@ -99,6 +100,7 @@ SIGNATURES: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     SpectrumClip: ({"final_lr": 0.1, "gamma": 1e-3}, {}),
     IndexGroups: ({"groups": NO_DEFAULT}, {}),
+    SpectrumRecorder: ({"optimizer": NO_DEFAULT, "every": 10, "writer": None}, {}),
 }
 
 
@@ -126,9 +128,23 @@ def test_every_public_name_is_documented_with_an_example(name: str) -> None:
     assert ">>> " in doc, f"{name} has no example that can be run"
 
 
+def test_the_recorder_is_documented_with_an_example() -> None:
+    doc = inspect.getdoc(SpectrumRecorder) or ""
+    assert ">>> " in doc
+    assert [name for name in inspect.signature(SpectrumRecorder).parameters if f"    {name}: " not in doc] == []
+
+
+@pytest.mark.parametrize("name", theory.__all__)
+def test_every_function_of_the_theory_is_documented(name: str) -> None:
+    doc = inspect.getdoc(getattr(theory, name)) or ""
+    assert doc.strip()
+    if "Args:" in doc:
+        arguments = inspect.signature(getattr(theory, name)).parameters
+        assert [argument for argument in arguments if f"    {argument}: " not in doc] == []
+
+
 def public_members() -> Iterator[Any]:
-    for name in PUBLIC:
-        cls = getattr(blockadapt, name)
+    for name, cls in [*((name, getattr(blockadapt, name)) for name in PUBLIC), ("SpectrumRecorder", SpectrumRecorder)]:
         if not inspect.isclass(cls):
             continue
         for owner in cls.__mro__:
@@ -230,6 +246,12 @@ def test_kernels_know_no_optimizers() -> None:
     assert importers_of("torch.optim", among="blockadapt.kernels") == set()
 
 
+def test_nothing_imports_the_diagnostics() -> None:
+    importers = importers_of("blockadapt.diagnostics")
+    assert importers
+    assert all(f"{name}.".startswith("blockadapt.diagnostics.") for name in importers)
+
+
 def test_plumbing_knows_no_stage() -> None:
     for plumbing in ("_validation", "_threads", "errors"):
         for stage in ("partition", "moments", "spectrum", "kernels", "optimizers", "planning", "parameter_groups"):
@@ -251,7 +273,8 @@ def test_numba_is_imported_in_its_own_kernel_modules_only() -> None:
 
 def test_importing_the_library_is_light() -> None:
     """No plotting, no command line, no compiler: they are imported when used."""
-    heavy = ("matplotlib", "sklearn", "typer", "rich", "numba", "llvmlite", "pandas", "blockadapt_experiments")
+    heavy = ("matplotlib", "sklearn", "typer", "rich", "numba", "llvmlite", "pandas", "pyarrow", "tensorboard")
+    heavy += ("blockadapt_experiments", "blockadapt.diagnostics")
     code = f"import sys, blockadapt; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

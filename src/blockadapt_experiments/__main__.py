@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import sys
 
-EXTRA = {"matplotlib", "pytorch_optimizer", "rich", "sklearn", "typer"}
+EXTRA = {
+    "datasets",
+    "matplotlib",
+    "optuna",
+    "PIL",
+    "plotly",
+    "pyarrow",
+    "pytorch_optimizer",
+    "rich",
+    "scipy",
+    "sklearn",
+    "tensorboard",
+    "tomli",
+    "typer",
+}
 """What the `experiments` extra installs, by the names they are imported under."""
 
 

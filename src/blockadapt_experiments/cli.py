@@ -4,28 +4,140 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from blockadapt_experiments import display
+from blockadapt_experiments.display import say
 
 if TYPE_CHECKING:
     from blockadapt_experiments.bench import Row
-    from blockadapt_experiments.demo import Epoch, Run, Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="One of `blockadapt list`.")]
+Scale = Annotated[str, typer.Option(metavar="SCALE", help="smoke, laptop or paper.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as optimizer.block_size=25."),
+]
 
 
 @app.callback()
 def root() -> None:
     """Block-diagonal adaptive optimizers for PyTorch: demos and experiments."""
+
+
+@app.command("list")
+def list_experiments() -> None:
+    """Show the experiments."""
+    from blockadapt_experiments.config import SCALES
+    from blockadapt_experiments.experiments import EXPERIMENTS, get_experiment
+
+    Console().print(display.experiments_table([get_experiment(name) for name in EXPERIMENTS], SCALES))
+
+
+@app.command()
+def run(
+    experiment: ExperimentName,
+    scale: Scale = "laptop",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the records go; runs/EXPERIMENT-SCALE if not given.")
+    ] = None,
+    seed: Annotated[
+        list[str] | None, typer.Option(metavar="S", help="A seed, or several with commas; can be given again.")
+    ] = None,
+    optimizers: Annotated[str | None, typer.Option(metavar="A,B", help="Only these optimizers.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where data sets lie as Parquet; the hub if not given.")
+    ] = None,
+    changes: Changes = None,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, which share the cores.")] = 1,
+    tune: Annotated[bool, typer.Option("--tune", help="Find learning rates first, on validation data.")] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database to tune through; DIR/tuning.db if not given."),
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's logs too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+) -> None:
+    """Run an experiment.
+
+    Whatever stops it, the same command goes on where it stopped and ends with the same numbers. Finished runs are kept.
+    """
+    from blockadapt_experiments.config import load
+    from blockadapt_experiments.experiments import get_experiment
+    from blockadapt_experiments.runner import Request, threads_for
+    from blockadapt_experiments.session import Session
+
+    command = shlex.join(["blockadapt", *sys.argv[1:]])
+    out = out or Path("runs") / f"{experiment}-{scale}"
+    with _one_sentence():
+        settings = load(get_experiment(experiment), scale, [*(changes or ()), *_selection(seed, optimizers)])
+        if storage and not tune:
+            raise ValueError("run: `storage` must be given together with --tune.")
+        request = Request(experiment, scale, settings, out, data_dir, threads_for(jobs), tensorboard)
+        session = Session(request, jobs, command, Console())
+        if dry_run:
+            session.show()
+            return
+        _require_directory("run", out)
+        session.prepare(tune)
+        try:
+            rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}") if tune else None
+            complete = session.run(rates)
+        except KeyboardInterrupt:
+            typer.echo(f"Interrupted; `{command}` goes on where this stopped.", err=True)
+            raise typer.Exit(130) from None
+    raise typer.Exit(0 if complete else 1)
+
+
+def _selection(seeds: list[str] | None, optimizers: str | None) -> Iterator[str]:
+    """`--seed` and `--optimizers` as changes of settings."""
+    if seeds:
+        words = [word.strip() for text in seeds for word in text.split(",")]
+        if not all(word.isdecimal() for word in words):
+            raise ValueError(f"run: `seed` must be integers >= 0 with commas between, got {','.join(seeds)!r}.")
+        yield f"seeds={[int(word) for word in words]}"
+    if optimizers is not None:
+        yield f"optimizers={json.dumps([name.strip() for name in optimizers.split(',')])}"
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="Where `blockadapt run` has written to.")],
+) -> None:
+    """Write a report of an experiment: one page that works offline, with curves and tables, and figures."""
+    from blockadapt_experiments.report import write_report
+
+    with _one_sentence():
+        files = write_report(out)
+    say(Console(), f"Wrote {', '.join(str(file.relative_to(out)) for file in files)} to {out}.")
+
+
+@app.command()
+def plan(
+    experiment: ExperimentName,
+    optimizer: Annotated[str, typer.Option(metavar="NAME", help="A block method.")] = "block-adam",
+    block_size: Annotated[int | None, typer.Option(metavar="N", help="Coordinates in a block.")] = None,
+    scale: Scale = "laptop",
+    changes: Changes = None,
+) -> None:
+    """Show how a block method cuts up the model of an experiment, and what that costs. Trains nothing."""
+    from blockadapt_experiments.planning import plan_experiment
+
+    sizes = [] if block_size is None else [f"optimizer.block_size={block_size}"]
+    with _one_sentence():
+        typer.echo(plan_experiment(experiment, optimizer, scale, [*(changes or ()), *sizes]))
 
 
 @app.command()
@@ -48,14 +160,14 @@ def demo(
         _require_directory("demo", out)
     console = Console()
     data = digits()
-    with _demo_progress(console, settings) as on_epoch:
+    with display.demo_progress(console, settings) as on_epoch:
         runs = run_demo(settings, data, on_epoch)
     numbers = out / "demo.json"
     numbers.write_text(json.dumps(record(settings, data, runs), indent=2) + "\n", encoding="utf-8")
     files = [*write_plots(runs, f"{len(data.train):,} training images, seed {seed}", out), numbers]
-    console.print(_demo_table(runs, settings, len(data.test)))
+    console.print(display.demo_table(runs, settings, len(data.test)))
     names = ", ".join(file.name for file in files)
-    _say(console, f"Wrote {names} to {out}. This is one seed on a tiny data set: a look, not evidence.")
+    say(console, f"Wrote {names} to {out}. This is one seed on a tiny data set: a look, not evidence.")
 
 
 @app.command()
@@ -83,17 +195,8 @@ def bench(
             progress.advance(task)
     (out / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
     (out / "bench.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
-    console.print(_bench_table(rows))
-    _say(console, f"Wrote bench.json and environment.json to {out}.")
-
-
-def _bench_table(rows: Sequence[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="Median and quartiles over the turns.")
-    for heading in ("measure", "value", "quartiles", "floor", "goal", "medians"):
-        table.add_column(heading, no_wrap=heading in ("value", "floor", "goal"))
-    for row in rows:
-        table.add_row(row.name, f"{row.value:.3g}", row.spread, row.floor, row.goal, row.detail)
-    return table
+    console.print(display.bench_table(rows))
+    say(console, f"Wrote bench.json and environment.json to {out}.")
 
 
 @contextmanager
@@ -114,82 +217,3 @@ def _require_directory(owner: str, path: Path) -> None:
             raise PermissionError
     except OSError:
         raise ValueError(f"{owner}: `out` must be a directory that can be written to, got {str(path)!r}.") from None
-
-
-def _say(console: Console, sentence: str) -> None:
-    """Print as it is: no markup, no colours, no line breaks of our own."""
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _demo_progress(console: Console, settings: Settings) -> Iterator[Callable[[str, str, Epoch], None]]:
-    """A bar for each run on a terminal; elsewhere a line for each run that is done."""
-    from blockadapt_experiments.demo import MODELS, OPTIMIZERS
-
-    if not (console.is_interactive and console.file.isatty()):  # FORCE_COLOR makes a log interactive, not a terminal
-        done: dict[tuple[str, str], int] = {}
-
-        def report(model: str, optimizer: str, epoch: Epoch) -> None:
-            done[model, optimizer] = done.get((model, optimizer), 0) + 1
-            if done[model, optimizer] == settings.epochs:
-                _say(console, f"{model}, {optimizer}: test accuracy {epoch.test_accuracy:.1%}")
-
-        yield report
-        return
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        tasks = {
-            (model, optimizer): progress.add_task(f"{model}, {optimizer}", total=settings.epochs, accuracy="")
-            for model in MODELS
-            for optimizer in OPTIMIZERS
-        }
-
-        def advance(model: str, optimizer: str, epoch: Epoch) -> None:
-            progress.update(tasks[model, optimizer], advance=1, accuracy=f"test {epoch.test_accuracy:.1%}")
-
-        yield advance
-
-
-def _demo_table(runs: Sequence[Run], settings: Settings, test_images: int) -> Table:
-    """One row for each run. Fits 80 columns."""
-    table = Table(
-        title=f"scikit-learn's digits, epochs {settings.epochs}, seed {settings.seed}",
-        caption=(
-            "lr: for each the best of one grid, judged on images held out of the training set. "
-            f"Test: one image is {1 / test_images:.1%}, a few of them are noise. "
-            "State: after the first step and at the end; the clip frees V once it has closed on SGD."
-        ),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("Model")
-    table.add_column("Optimizer", no_wrap=True)
-    for heading in ("lr", "Test\nfinal", "Test\nbest", "Train\nloss", "s per\nepoch", "State\nMB", "at\nend"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for previous, run in zip([None, *runs], runs, strict=False):
-        if previous and previous.model != run.model:
-            table.add_section()
-        table.add_row(*_cells(run))
-    return table
-
-
-def _cells(run: Run) -> tuple[str, ...]:
-    return (
-        run.model,
-        run.optimizer,
-        f"{run.lr:g}",
-        f"{run.final_accuracy:.1%}",
-        f"{run.best_accuracy:.1%}",
-        f"{run.final_loss:.1e}",
-        f"{run.seconds_per_epoch:.3f}",
-        f"{run.state_bytes / 1e6:.3f}",
-        f"{run.final_state_bytes / 1e6:.3f}",
-    )

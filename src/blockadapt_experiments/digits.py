@@ -1,12 +1,13 @@
-"""The handwritten digits that come with scikit-learn: 1,797 grey images of 8 × 8. Nothing is downloaded."""
+"""The handwritten digits that come with scikit-learn: 1,797 grey images of 8 × 8. Nothing is downloaded.
+
+scikit-learn is imported where it is used: that takes longer than many a run.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 LARGEST_PIXEL = 16
@@ -36,6 +37,8 @@ class Split:
 
 def digits() -> Split:
     """All digits: 1,347 to train on, 450 to test on, each class in the same proportion in both."""
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     everything = Examples(
         torch.from_numpy(images).to(torch.float32).div(LARGEST_PIXEL).view(-1, 1, 8, 8),
@@ -46,6 +49,8 @@ def digits() -> Split:
 
 def split(examples: Examples, test_fraction: float, seed: int) -> Split:
     """Two parts of the examples, stratified by label; the same parts for the same seed."""
+    from sklearn.model_selection import train_test_split
+
     rows = range(len(examples))
     parts = train_test_split(rows, test_size=test_fraction, random_state=seed, stratify=examples.labels.numpy())
     train, test = (torch.tensor(part) for part in parts)

@@ -1,0 +1,234 @@
+"""MNIST: `mnist-lenet300` and `mnist-lenet5`, block against diagonal against GGT.
+
+The paper trains for 100 epochs with minibatches of 128 and a constant learning rate, without clipping; pixels are
+divided by 256, as Caffe's own example does, and nothing is augmented. Smaller scales take the first so many images,
+which MNIST has in random order.
+
+Learning rates are tuned by validation accuracy. Validation loss would be finer, but once a net has learnt its training
+images it grows with the net's confidence, so it would prefer learning rates that do not get there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
+
+from blockadapt._validation import require_integer
+from blockadapt_experiments.config import Settings
+from blockadapt_experiments.data import load_images
+from blockadapt_experiments.digits import Examples
+from blockadapt_experiments.experiment import Claim, Experiment, Metric, RunKey, Verdict
+from blockadapt_experiments.experiments.verdicts import (
+    BySeed,
+    difference,
+    is_below_zero,
+    log_ratio,
+    mean_words,
+    ratio_words,
+    together,
+)
+from blockadapt_experiments.models import lenet_5_caffe, lenet_300_100
+from blockadapt_experiments.summary import Summary, interval
+from blockadapt_experiments.training import Classification, TrainingSettings, hold_out
+
+MODELS: Mapping[str, Callable[[], nn.Module]] = {"mnist-lenet300": lenet_300_100, "mnist-lenet5": lenet_5_caffe}
+SIDE = 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class MnistSettings(Settings, TrainingSettings):
+    """Settings of both experiments.
+
+    Attributes:
+        data: "mnist"; or "digits", scikit-learn's embedded 8 × 8 images enlarged, to try things out without a download.
+        train_examples: Training images, the first so many.
+        test_examples: Test images, the first so many.
+    """
+
+    data: Literal["mnist", "digits"] = "mnist"
+    train_examples: int
+    test_examples: int
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        TrainingSettings.__post_init__(self)
+        require_integer("settings", "train_examples", self.train_examples, least=1)
+        require_integer("settings", "test_examples", self.test_examples, least=1)
+
+
+def _make_task(name: str) -> Callable[[MnistSettings, RunKey, float, Path | None, bool], Classification]:
+    def make(settings: MnistSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> Classification:
+        train, test = load_images(settings.data, data_dir)
+        sets = hold_out(
+            _first(train, settings.train_examples), _first(test, settings.test_examples), settings, tuning=tuning
+        )
+        return Classification(
+            model=MODELS[name],
+            sets=sets,
+            settings=settings,
+            arm=key.arm,
+            lr=lr,
+            optimizer=settings.optimizer,
+            seed=key.seed,
+            prepare=_scaled,
+        )
+
+    return make
+
+
+def _first(examples: Examples, count: int) -> Examples:
+    return Examples(_enlarged(examples.images[:count]), examples.labels[:count])
+
+
+def _enlarged(images: Tensor) -> Tensor:
+    """Images of 8 × 8 as 24 × 24 with a margin; MNIST's as they are."""
+    if images.shape[-1] == SIDE:
+        return images
+    factor = SIDE // images.shape[-1]
+    margin = (SIDE - factor * images.shape[-1]) // 2
+    return pad(interpolate(images, scale_factor=factor), [margin] * 4)
+
+
+def _scaled(images: Tensor) -> Tensor:
+    return images.to(torch.float32).div_(256)
+
+
+# The paper's claims -------------------------------------------------------------------------------------------------
+
+EARLY = 0.2
+"""The share of the epochs that counts as early; as much as counts as late in `Summary.oscillation`."""
+
+SIMILAR = 1.5
+"""Training losses within this factor of each other look alike on a plot that spans decades."""
+
+
+class Pair(NamedTuple):
+    """A block method and what the paper compares it with."""
+
+    block: str
+    other: str
+
+
+PAIRS = (Pair("block-adam", "adam"), Pair("block-rmsprop", "rmsprop"))
+PAIRS_WITH_GGT = (*PAIRS, Pair("block-adam", "ggt"))
+
+
+def _pairs(summary: Summary, pairs: tuple[Pair, ...]) -> Iterator[tuple[Pair, str]]:
+    """Those of which both have run, with their names."""
+    for pair in pairs:
+        if all(any(run.finished for run in summary.of(arm)) for arm in pair):
+            yield pair, f"{summary.label(pair.block)} against {summary.label(pair.other)}"
+
+
+def _by_seed(summary: Summary, arm: str, values: np.ndarray) -> BySeed:
+    seeds = [run.key.seed for run in summary.of(arm) if run.finished]
+    return dict(zip(seeds, values.tolist(), strict=True))
+
+
+def _oscillation(summary: Summary, arm: str, metric: str) -> BySeed:
+    return _by_seed(summary, arm, summary.oscillation(arm, metric))
+
+
+def _mean_over_epochs(summary: Summary, arm: str, metric: str, share: float = 1.0, log: bool = False) -> BySeed:
+    """The mean of a metric over the first share of the epochs; of its logarithm if asked."""
+    finished = [run for run in summary.of(arm) if run.finished]
+    found = {}
+    for run in finished:
+        values = run.series("epoch", metric).values
+        first = values[: max(1, math.ceil(share * values.size))]
+        found[run.key.seed] = float(np.mean(np.log(first) if log else first)) if first.size else math.nan
+    return found
+
+
+def _verdict(parts: list[tuple[bool | None, str]]) -> Verdict:
+    if not parts:
+        return Verdict(None, "No block method ran together with what the paper compares it with.")
+    return Verdict(together(held for held, _ in parts), "; ".join(words for _, words in parts) + ".")
+
+
+def judge_early(summary: Summary) -> Verdict:
+    """Whether training losses are within a factor of each other early on."""
+    parts = []
+    for pair, name in _pairs(summary, PAIRS):
+        block, other = (_mean_over_epochs(summary, arm, "train_loss", EARLY, log=True) for arm in pair)
+        ratios = difference(block, other)
+        mean, half = interval(ratios)
+        held = True if abs(mean) + half < math.log(SIMILAR) else False if abs(mean) - half > math.log(SIMILAR) else None
+        parts.append((held, f"{name}: early training loss {ratio_words(ratios)}, alike if within ×{SIMILAR}"))
+    return _verdict(parts)
+
+
+def judge_late(summary: Summary) -> Verdict:
+    """Whether the training loss of the block methods swings less late in training."""
+    parts = []
+    for pair, name in _pairs(summary, PAIRS):
+        ratios = log_ratio(*(_oscillation(summary, arm, "train_loss") for arm in pair))
+        parts.append((is_below_zero(ratios), f"{name}: late oscillation of the training loss {ratio_words(ratios)}"))
+    return _verdict(parts)
+
+
+def judge_steady(summary: Summary) -> Verdict:
+    """Whether the test accuracy of the block methods swings less late in training."""
+    parts = []
+    for pair, name in _pairs(summary, PAIRS_WITH_GGT):
+        points = 100 * difference(*(_oscillation(summary, arm, "test_accuracy") for arm in pair))
+        words = f"{name}: late oscillation of the test accuracy differs by {mean_words(points)} points"
+        parts.append((is_below_zero(points), words))
+    return _verdict(parts)
+
+
+def judge_higher(summary: Summary) -> Verdict:
+    """Whether the test accuracy of the block methods is higher, averaged over all epochs."""
+    parts = []
+    for pair, name in _pairs(summary, PAIRS_WITH_GGT):
+        points = 100 * difference(*(_mean_over_epochs(summary, arm, "test_accuracy") for arm in pair))
+        words = f"{name}: test accuracy, mean over epochs, differs by {mean_words(points)} points"
+        parts.append((is_below_zero(-points), words))
+    return _verdict(parts)
+
+
+CLAIMS = (
+    Claim("Section 5: early in training, block and diagonal methods have similar learning curves.", judge_early),
+    Claim("Section 5: late in training, block methods converge without the oscillation of diagonal ones.", judge_late),
+    Claim("Section 5: block methods have a steadier test accuracy than diagonal ones and GGT.", judge_steady),
+    Claim("Section 5: it is also higher over all epochs.", judge_higher),
+)
+
+METRICS = (
+    Metric("train_loss", "training loss", log=True),
+    Metric("test_accuracy", "test accuracy", better="high"),
+    Metric("test_loss", "test loss", log=True),
+    Metric("train_accuracy", "training accuracy", better="high"),
+    Metric("validation_loss", "validation loss", log=True),
+    Metric("validation_accuracy", "validation accuracy", better="high"),
+)
+
+
+def _experiment(name: str, title: str, target: float) -> Experiment[MnistSettings]:
+    return Experiment(
+        name=name,
+        title=title,
+        section="Section 5, figure 4; appendix, figure 7",
+        config=MnistSettings,
+        axis="epoch",
+        metrics=METRICS,
+        variants=lambda settings: ("",),
+        task=_make_task(name),
+        claims=CLAIMS,
+        objective="validation_accuracy",
+        target=("test_accuracy", target),
+    )
+
+
+EXPERIMENTS = (
+    _experiment("mnist-lenet300", "LeNet-300-100 on MNIST: block against diagonal against GGT", 0.95),
+    _experiment("mnist-lenet5", "LeNet-5 (Caffe's) on MNIST: block against diagonal against GGT", 0.98),
+)

@@ -1,0 +1,77 @@
+"""The report of an experiment: an interactive page, PNG curves, CSV tables and a Markdown page.
+
+`summary` → `table`, `figures`, `content` → `page`, `markdown`: what was measured, what is said about it, how it looks.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from blockadapt._validation import refusal
+from blockadapt_experiments.experiment import Experiment
+from blockadapt_experiments.report.content import content
+from blockadapt_experiments.report.figures import write_figures
+from blockadapt_experiments.report.markdown import write_markdown
+from blockadapt_experiments.report.page import write_page
+from blockadapt_experiments.report.table import cell, write_table
+from blockadapt_experiments.summary import Summary, read
+
+__all__ = ["write_report"]
+
+
+def write_report(out: Path, experiment: Experiment[Any] | None = None) -> list[Path]:
+    """Write the report of the runs in a directory: `report.html`, and the rest in `report/`.
+
+    Args:
+        out: Where `blockadapt run` wrote; runs need not be finished.
+        experiment: Which experiment it was; None finds it by the name in the records.
+
+    Returns:
+        The files written, the page first.
+
+    Raises:
+        ValueError: If that is no directory of an experiment, or cannot be written to.
+    """
+    summary = read(out, experiment)
+    directory = out / "report"
+    try:
+        directory.mkdir(exist_ok=True)
+        return _write(summary, out / "report.html", directory)
+    except (PermissionError, NotADirectoryError, FileExistsError):
+        raise ValueError(refusal("report", "dir", "a directory that can be written to", str(out))) from None
+
+
+def _write(summary: Summary, page: Path, directory: Path) -> list[Path]:
+    figures = write_figures(summary, directory)
+    said = content(summary, figures, directory)
+    table, curves, markdown = (directory / name for name in ("table.csv", "curves.csv", "summary.md"))
+    write_table(said.table, said.others, table)
+    _write_curves(summary, curves)
+    write_markdown(said, markdown)
+    write_page(said, page)
+    return [page, *figures, *said.pictures, table, curves, markdown]
+
+
+def _write_curves(summary: Summary, path: Path) -> None:
+    """Every point of every curve: mean, half width, number of seeds, and the value of each seed."""
+    head = ["metric", "variant", "optimizer", summary.experiment.axis, "mean", "half", "n"]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*head, *(f"seed_{seed}" for seed in summary.seeds)])
+        writer.writerows(_curve_rows(summary))
+
+
+def _curve_rows(summary: Summary) -> Iterator[list[Any]]:
+    for metric in summary.metrics:
+        for variant in summary.variants:
+            for arm in summary.arms:
+                curve = summary.curve(arm, metric.key, variant)
+                band = curve.band()
+                values = dict(zip(curve.seeds, curve.values, strict=True))
+                for i, x in enumerate(curve.x):
+                    each = [cell(values[seed][i]) if seed in values else "" for seed in summary.seeds]
+                    estimate = [cell(band.mean[i]), cell(band.half[i]), int(band.n[i])]
+                    yield [metric.key, variant, arm, cell(x), *estimate, *each]

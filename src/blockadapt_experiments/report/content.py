@@ -1,0 +1,218 @@
+"""What a report says beside curves and tables: verdicts, how to repeat it, what was reduced, what it ran on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from blockadapt_experiments.experiment import Verdict
+from blockadapt_experiments.report.formats import NONE, number, setting
+from blockadapt_experiments.report.table import Table, other_numbers, results
+from blockadapt_experiments.summary import Summary, flat
+
+VERDICTS = {True: "held", False: "did not hold", None: "cannot tell"}
+
+
+class Judged(NamedTuple):
+    """A claim of the paper and what these runs say about it."""
+
+    paper: str
+    verdict: Verdict
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word or two."""
+        return VERDICTS[self.verdict.held]
+
+
+class Difference(NamedTuple):
+    """A setting here and at the paper's scale."""
+
+    key: str
+    here: str
+    paper: str
+
+
+class Tuned(NamedTuple):
+    """A tuned learning rate.
+
+    Attributes:
+        label: Of the optimizer.
+        variant: Of the experiment.
+        lr: The learning rate found.
+        value: The objective there.
+        objective: Its name.
+        tried: Every learning rate tried and its objective, as text, in ascending order.
+        warning: What is wrong with it; "" if nothing.
+    """
+
+    label: str
+    variant: str
+    lr: str
+    value: str
+    objective: str
+    tried: Sequence[tuple[str, str]]
+    warning: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that the page and its Markdown form say.
+
+    Attributes:
+        summary: What was measured.
+        table: The results.
+        others: Other numbers that the runs left.
+        judged: The paper's claims.
+        figures: The curves, as PNG files.
+        pictures: What the experiment itself draws, as PNG files.
+        troubles: Runs and pictures that have failed, a sentence each.
+        differences: Settings that differ from the paper's scale; None if that is not known.
+        tuned: How learning rates were found.
+        environment: What the runs were started on, by name.
+        elsewhere: What was different for some of the runs.
+    """
+
+    summary: Summary
+    table: Table
+    others: Table
+    judged: Sequence[Judged]
+    figures: Sequence[Path]
+    pictures: Sequence[Path]
+    troubles: Sequence[str]
+    differences: Sequence[Difference] | None
+    tuned: Sequence[Tuned]
+    environment: Mapping[str, str]
+    elsewhere: Mapping[str, str]
+
+    @property
+    def heading(self) -> str:
+        """What was run, and at which scale."""
+        return f"{self.summary.experiment.title} – {self.summary.scale} scale"
+
+    @property
+    def facts(self) -> str:
+        """How many runs, in one sentence."""
+        summary = self.summary
+        variants = f", {_count(len(summary.variants), 'variant')}" if summary.variants != [""] else ""
+        sizes = f"{_count(len(summary.arms), 'optimizer')}{variants}, {_count(len(summary.seeds), 'seed')}"
+        return f"{sizes}: {summary.finished} of {_count(summary.planned, 'run')} finished."
+
+    @property
+    def target(self) -> str:
+        """The target in words; "" if there is none."""
+        if self.summary.experiment.target is None:
+            return ""
+        key, value = self.summary.experiment.target
+        metric = self.summary.metric(key)
+        return f"{metric.label} {'≥' if metric.better == 'high' else '≤'} {number(value)}"
+
+
+def content(summary: Summary, figures: Sequence[Path], directory: Path) -> Content:
+    """Judge, draw and compare all that the report needs."""
+    pictures, troubles = _draw(summary, directory)
+    return Content(
+        summary=summary,
+        table=results(summary),
+        others=other_numbers(summary),
+        judged=[Judged(claim.paper, _judge(summary, claim.judge)) for claim in summary.experiment.claims],
+        figures=figures,
+        pictures=pictures,
+        troubles=[*_failures(summary), *troubles],
+        differences=_differences(summary),
+        tuned=_tuned(summary),
+        environment={key.removesuffix("_bytes"): _told(key, value) for key, value in flat(summary.environment).items()},
+        elsewhere=_elsewhere(summary),
+    )
+
+
+def _judge(summary: Summary, judge: Callable[[Summary], Verdict]) -> Verdict:
+    """The verdict. A judge that stumbles, over runs that are missing or for another reason, cannot tell."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # NumPy's word for a mean of nothing
+            return judge(summary)
+    except Exception as error:
+        if summary.complete:
+            return Verdict(None, f"Judging it failed: {type(error).__name__}: {error}.")
+        return Verdict(None, f"Only {summary.finished} of {summary.planned} runs are finished.")
+
+
+def _draw(summary: Summary, directory: Path) -> tuple[Sequence[Path], list[str]]:
+    """The experiment's own pictures, and what to say if they failed; there may be none while runs are missing."""
+    if summary.experiment.draw is None:
+        return [], []
+    try:
+        return summary.experiment.draw(summary, directory), []
+    except Exception as error:
+        return [], [f"Drawing failed: {type(error).__name__}: {error}."] if summary.complete else []
+
+
+def _failures(summary: Summary) -> list[str]:
+    """A sentence for each run that failed the last time it was tried."""
+    failed = [run for run in summary.runs if run.error]
+    return [
+        f"{run.key.arm} {run.key.variant} seed {run.key.seed} failed: {run.error}".replace("  ", " ") for run in failed
+    ]
+
+
+def _differences(summary: Summary) -> list[Difference] | None:
+    from blockadapt_experiments.config import load, plain
+
+    try:
+        paper = flat(plain(load(summary.experiment, "paper")))
+    except (ValueError, OSError):  # an experiment that ships no settings
+        return None
+    here = flat(summary.settings)
+    return [
+        Difference(key, *(setting(side[key]) if key in side else NONE for side in (here, paper)))
+        for key in dict.fromkeys([*here, *paper])
+        if here.get(key) != paper.get(key)
+    ]
+
+
+def _tuned(summary: Summary) -> list[Tuned]:
+    found = []
+    for arm in summary.arms:
+        for variant, record in summary.tuned.get(arm, {}).items():
+            tried = sorted(record["tried"], key=lambda pair: pair[0])
+            found.append(
+                Tuned(
+                    label=summary.label(arm),
+                    variant=variant,
+                    lr=number(record["lr"], 3),
+                    value=_value(record["value"]),
+                    objective=record["objective"],
+                    tried=[(number(lr, 3), _value(value)) for lr, value in tried],
+                    warning=record.get("warning", ""),
+                )
+            )
+    return found
+
+
+def _value(value: float | None) -> str:
+    return NONE if value is None else number(value)
+
+
+def _told(key: str, value: Any) -> str:
+    """A fact about the machine; bytes as GB."""
+    return f"{value / 1e9:.3g} GB" if key.endswith("_bytes") and value is not None else setting(value)
+
+
+def _elsewhere(summary: Summary) -> dict[str, str]:
+    """By name what some runs had different from the environment that the experiment was started in."""
+    started = flat(summary.environment)
+    found: dict[str, list[str]] = {}
+    for run in summary.runs:
+        for key, value in flat(run.environment).items():
+            told = _told(key, value)
+            if started.get(key) != value and told not in found.setdefault(key.removesuffix("_bytes"), []):
+                found[key.removesuffix("_bytes")].append(told)
+    return {key: "; ".join(values) for key, values in found.items()}
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,128 @@
+"""The report as a Markdown page, to be kept with the PNG files beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from blockadapt_experiments.report.content import Content
+from blockadapt_experiments.report.formats import number
+from blockadapt_experiments.report.table import Line, Table
+
+
+def write_markdown(content: Content, path: Path) -> None:
+    """Write the page."""
+    path.write_text("\n".join(_lines(content)) + "\n", encoding="utf-8", newline="\n")
+
+
+def _lines(content: Content) -> Iterator[str]:
+    summary = content.summary
+    yield f"# {_inline(content.heading)}"
+    yield f"\nYun, Lozano and Yang (2019), {_inline(summary.experiment.section)}. {content.facts}"
+    if not summary.complete:
+        yield "\n**Not finished**: numbers and verdicts are of the runs that have come to their end."
+    for trouble in content.troubles:
+        yield f"\n**{_inline(trouble)}**"
+    yield "\n## The paper's claims\n"
+    rows = [(_inline(claim.paper), _inline(claim.verdict.words), f"**{claim.word}**") for claim in content.judged]
+    yield from _grid(("The paper", "Measured here", "Verdict"), rows) if rows else ["This experiment tests no claim."]
+    if content.figures or content.pictures:
+        yield "\n## Curves and pictures"
+    for picture in (*content.figures, *content.pictures):
+        yield f"\n![{picture.stem.replace('_', ' ').replace('-', ' ')}]({picture.name})"
+    yield "\n## Results\n"
+    yield from _results(content)
+    if content.others.columns:
+        yield "\n## Other numbers\n"
+        yield from _table(content, content.others, range(len(content.others.columns)))
+    yield from _provenance(content)
+
+
+def _results(content: Content) -> Iterator[str]:
+    """A table for each metric, then one of what is not about a metric."""
+    columns = content.table.columns
+    for metric in content.summary.metrics:
+        yield f"### {_inline(metric.label[:1].upper() + metric.label[1:])}\n"
+        yield from _table(content, content.table, [i for i, c in enumerate(columns) if c.metric == metric.key])
+        yield ""
+    yield "### Time and memory\n"
+    yield from _table(content, content.table, [i for i, c in enumerate(columns) if not c.metric], facts=True)
+    target = f" Target: {_inline(content.target)}." if content.target else ""
+    yield (
+        "\nMean ± half width of the 95% interval over finished seeds (Student's t). Bold: the best mean, which is no"
+        " finding where the lead is smaller than the ±. Oscillation: standard deviation over the last 20% of the points"
+        f" of a run. Diverged: seeds with a value that is not finite.{target}"
+    )
+
+
+def _table(content: Content, table: Table, shown: Sequence[int], facts: bool = False) -> Iterator[str]:
+    """The columns at these places; with `facts` also the learning rate and the seeds."""
+    sweep, rates = content.summary.variants != [""], facts and table.has_lr
+
+    def cells(line: Line) -> Iterator[str]:
+        yield _inline(line.label)
+        if sweep:
+            yield _inline(line.variant)
+        if rates:
+            yield f"{number(line.lr)} {line.lr_source}" if line.lr == line.lr else number(line.lr)
+        for place in shown:
+            estimate = line.estimates[place]
+            text = f"{estimate.text} ({estimate.part})" if estimate.part else estimate.text
+            yield f"**{text}**" if line.best[place] else text
+        if facts:
+            yield from (line.seeds, str(line.diverged))
+
+    heads = ["Optimizer", *(["Variant"] if sweep else []), *(["lr"] if rates else [])]
+    heads += [table.columns[place].heading for place in shown] + (["Seeds", "Diverged"] if facts else [])
+    yield from _grid(heads, map(tuple, map(cells, table.lines)), numbers=len(heads) - 1 - sweep)
+
+
+def _provenance(content: Content) -> Iterator[str]:
+    """How to repeat it, and how it differs from the paper."""
+    summary = content.summary
+    yield f"\n## Repeat it\n\n```sh\n{summary.command}\n```"
+    yield f"\nSeeds: {', '.join(map(str, summary.seeds))}.\n"
+    yield from (f"- {_inline(key)}: {_inline(value)}" for key, value in content.environment.items())
+    if content.elsewhere:
+        other = ", ".join(f"{_inline(key)} {_inline(value)}" for key, value in content.elsewhere.items())
+        yield f"\nDifferent for some of the runs: {other}."
+    if content.tuned:
+        yield "\n## Learning rates tried\n"
+        yield "Every optimizer had the same number of trials, judged on validation data.\n"
+        rows = [
+            (
+                _inline(line.label),
+                *([_inline(line.variant)] if summary.variants != [""] else []),
+                line.lr,
+                line.value,
+                ", ".join(f"{lr}: {value}" for lr, value in line.tried) + f". {_inline(line.warning)}".rstrip(". "),
+            )
+            for line in content.tuned
+        ]
+        variant = ["Variant"] if summary.variants != [""] else []
+        yield from _grid(("Optimizer", *variant, "lr", "Objective there", "All trials, lr: objective"), rows)
+    yield "\n## Against the paper's scale\n"
+    if content.differences is None:
+        yield "The settings of the paper's scale are not known."
+    elif not content.differences:
+        yield "Nothing differs: these are the settings of the paper's scale."
+    else:
+        rows = [tuple(map(_inline, difference)) for difference in content.differences]
+        yield from _grid(("Setting", "Here", "At the paper's scale"), rows)
+        yield "\nA reduced run tests the direction of a claim, not the paper's numbers."
+
+
+def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> Iterator[str]:
+    """A Markdown table whose last so many columns are numbers, set to the right."""
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "---|" * (len(heads) - numbers) + "---:|" * numbers
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _inline(text: str) -> str:
+    """The text with nothing in it that Markdown or HTML would take for more than text."""
+    text = " ".join(text.split()).replace("\\", "\\\\")
+    for mark in "`*[]<>|$":
+        text = text.replace(mark, "\\" + mark)
+    return text

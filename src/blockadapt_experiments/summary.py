@@ -1,0 +1,306 @@
+"""What the runs of an experiment measured: records read back from disk, and statistics over seeds.
+
+A run that is not finished is read as far as it went; it has a part in curves and none in statistics.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from blockadapt._validation import refusal
+from blockadapt_experiments.experiment import Experiment, Metric, RunKey
+from blockadapt_experiments.recorded_runs import Run, as_number, read_json, read_run
+
+TAIL = 0.2
+"""The share of a run's points, at its end, that oscillation is measured over."""
+
+
+def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """Mean and half width of its 95% confidence interval, by Student's t over seeds: t₀.₉₇₅(n−1) · s/√n.
+
+    The half width of one value is nan. A value that is not finite makes both nan: a mean of the seeds that survived
+    would flatter. Who wants it all the same leaves the others out.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.size == 0 or not np.isfinite(array).all():
+        return math.nan, math.nan
+    mean, half, _ = _intervals(array[:, np.newaxis])
+    return float(mean[0]), float(half[0])
+
+
+def _intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, half width and count of each column of [seeds, points], over those of its values that are finite."""
+    finite = np.isfinite(values)
+    count = finite.sum(axis=0)
+    # A column that overflows, or holds too few values, comes out as inf or nan, which says it.
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        mean = np.where(finite, values, 0.0).sum(axis=0) / count
+        variance = (np.where(finite, values - mean, 0.0) ** 2).sum(axis=0) / (count - 1)
+        half = stdtrit(np.maximum(count - 1, 1), 0.975) * np.sqrt(variance / count)
+    return mean, half, count
+
+
+class Band(NamedTuple):
+    """The mean of a curve and the half width of its 95% interval, and of how many seeds, [points] each."""
+
+    mean: np.ndarray
+    half: np.ndarray
+    n: np.ndarray
+
+
+class Curve(NamedTuple):
+    """A metric of one arm over the experiment's axis, for every seed.
+
+    Attributes:
+        x: [points], in the units of the axis, ascending.
+        values: [seeds, points], nan where a seed has none.
+        seeds: Which seeds.
+        seconds: [seeds, points], time from the start of a run until the value was measured; nan where it is not known.
+    """
+
+    x: np.ndarray
+    values: np.ndarray
+    seeds: list[int]
+    seconds: np.ndarray
+
+    def band(self) -> Band:
+        """Mean and half width at each point, over the seeds that have a finite value there."""
+        return Band(*_intervals(self.values))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All runs of one experiment in one directory.
+
+    Statistics are arrays with one value for each finished seed, in the order of the seeds; nan where a run has none.
+
+    Attributes:
+        out: The directory.
+        experiment: Which experiment.
+        scale: At which scale it was run.
+        settings: Its settings, as plain data.
+        command: The command that started it.
+        environment: What it was started on.
+        arms: Names of the optimizers, in the order in which they are shown.
+        variants: What the experiment sweeps; [""] if nothing.
+        seeds: The seeds.
+        runs: The records, finished or not.
+        tuned: What `--tune` found, by arm and variant; empty without it.
+    """
+
+    out: Path
+    experiment: Experiment[Any]
+    scale: str
+    settings: Mapping[str, Any]
+    command: str
+    environment: Mapping[str, Any]
+    arms: list[str]
+    variants: list[str]
+    seeds: list[int]
+    runs: Sequence[Run]
+    tuned: Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+    @cached_property
+    def _by_key(self) -> dict[RunKey, Run]:
+        return {run.key: run for run in self.runs}
+
+    @property
+    def planned(self) -> int:
+        """The number of runs that the settings ask for."""
+        return len(self.arms) * len(self.variants) * len(self.seeds)
+
+    @property
+    def finished(self) -> int:
+        """The number of runs that came to their end."""
+        return sum(run.finished for run in self.runs)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run came to its end."""
+        return self.finished == self.planned
+
+    def label(self, arm: str) -> str:
+        """The optimizer's name for people."""
+        from blockadapt_experiments.contenders import CONTENDERS
+
+        return CONTENDERS[arm].label if arm in CONTENDERS else arm
+
+    @cached_property
+    def metrics(self) -> list[Metric]:
+        """The experiment's metrics that some run has measured."""
+        return [metric for metric in self.experiment.metrics if any(run.measured(metric.key) for run in self.runs)]
+
+    def metric(self, key: str) -> Metric:
+        """The experiment's metric of that name."""
+        return next(metric for metric in self.experiment.metrics if metric.key == key)
+
+    def of(self, arm: str, variant: str = "") -> list[Run]:
+        """The runs of one arm, finished or not, in the order of the seeds."""
+        keys = (RunKey(arm, variant, seed) for seed in self.seeds)
+        return [self._by_key[key] for key in keys if key in self._by_key]
+
+    def _finished(self, arm: str, variant: str) -> list[Run]:
+        return [run for run in self.of(arm, variant) if run.finished]
+
+    def _series(self, arm: str, metric: str, variant: str) -> Iterator[np.ndarray]:
+        """The metric of each finished run, at least one point of it."""
+        for run in self._finished(arm, variant):
+            values = run.series(self.experiment.axis, metric).values
+            yield values if values.size else np.array([math.nan])
+
+    def curve(self, arm: str, metric: str, variant: str = "") -> Curve:
+        """The metric over the axis, for all seeds that have points of it."""
+        found = {run.key.seed: run.series(self.experiment.axis, metric) for run in self.of(arm, variant)}
+        found = {seed: series for seed, series in found.items() if series.x.size}
+        x = np.unique(np.concatenate([series.x for series in found.values()])) if found else np.empty(0)
+        values, seconds = np.full((2, len(found), x.size), math.nan)
+        for row, series in enumerate(found.values()):
+            at = np.searchsorted(x, series.x)
+            values[row, at], seconds[row, at] = series.values, series.seconds
+        return Curve(x, values, list(found), seconds)
+
+    def final(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
+        """The last value."""
+        return np.array([values[-1] for values in self._series(arm, metric, variant)])
+
+    def best(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
+        """The best value that is finite; nan for a metric of which neither more nor less is better."""
+        sign = {"low": 1.0, "high": -1.0, None: math.nan}[self.metric(metric).better]
+        finite = (values[np.isfinite(values)] for values in self._series(arm, metric, variant))
+        return np.array([sign * (sign * values).min() if values.size else math.nan for values in finite])
+
+    def oscillation(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
+        """Standard deviation over the last 20% of the points; nan for fewer than two points."""
+        tails = (values[-math.ceil(TAIL * values.size) :] for values in self._series(arm, metric, variant))
+        return np.array([_deviation(tail) for tail in tails])
+
+    def number(self, arm: str, name: str, variant: str = "") -> np.ndarray:
+        """One of the numbers that runs leave at their end."""
+        return np.array([as_number(run.numbers.get(name)) for run in self._finished(arm, variant)])
+
+    def number_names(self) -> list[str]:
+        """Names of all numbers that some run left."""
+        return list(dict.fromkeys(name for run in self.runs for name in run.numbers))
+
+    def to_target(self, arm: str, variant: str = "") -> list[tuple[float, float]]:
+        """Where on the axis, and after how many seconds, the target was first reached; nan if it never was."""
+        if self.experiment.target is None:
+            return [(math.nan, math.nan)] * len(self._finished(arm, variant))
+        key, goal = self.experiment.target
+        sign = -1.0 if self.metric(key).better == "high" else 1.0
+        reached = []
+        for run in self._finished(arm, variant):
+            series = run.series(self.experiment.axis, key)
+            hits = np.flatnonzero(sign * series.values <= sign * goal)
+            first = (float(series.x[hits[0]]), float(series.seconds[hits[0]])) if hits.size else (math.nan, math.nan)
+            reached.append(first)
+        return reached
+
+    def arrays(self, arm: str, variant: str, seed: int) -> dict[str, np.ndarray]:
+        """The arrays that a run left at its end; empty if it left none, or is not finished."""
+        run = self._by_key.get(RunKey(arm, variant, seed))
+        path = run.directory / "arrays.npz" if run and run.finished else None
+        if path is None or not path.exists():
+            return {}
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+
+    def seconds(self, arm: str, variant: str = "") -> np.ndarray:
+        """How long the runs took."""
+        return np.array([as_number((run.result or {}).get("seconds")) for run in self._finished(arm, variant)])
+
+    def lr(self, arm: str, variant: str = "") -> float:
+        """The learning rate; nan before the first run."""
+        return next((run.lr for run in self.of(arm, variant)), math.nan)
+
+    def lr_source(self, arm: str, variant: str = "") -> str:
+        """Where the learning rate is from: "tuned", "set", or "default", which is what its authors recommend."""
+        if self.tuned.get(arm, {}).get(variant):
+            return "tuned"
+        return "set" if arm in self.settings.get("lr", {}) else "default"
+
+    def diverged(self, arm: str, variant: str = "") -> int:
+        """The number of seeds that had a value that is not finite."""
+        return sum(run.diverged(self.experiment.metrics) for run in self.of(arm, variant))
+
+
+def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
+    """Read the records in a directory.
+
+    Args:
+        out: Where `blockadapt run` wrote.
+        experiment: Which experiment it was; None finds it by the name in the records.
+
+    Raises:
+        ValueError: If that is no directory of an experiment, or a record cannot be read; one sentence says which.
+    """
+    if not (out / "experiment.json").is_file():
+        raise ValueError(refusal("report", "dir", "a directory that `blockadapt run` has written to", str(out)))
+    head = read_json(out / "experiment.json")
+    if experiment is None:
+        from blockadapt_experiments.experiments import get_experiment
+
+        experiment = get_experiment(head["experiment"])
+    settings, tuned = head["settings"], out / "tuned.json"
+    runs = [read_run(path.parent) for path in sorted(out.glob("runs/*/*/seed-*/run.json"))]
+    return Summary(
+        out=out,
+        experiment=experiment,
+        scale=head["scale"],
+        settings=settings,
+        command=head["command"],
+        environment=head["environment"],
+        arms=_in_order(settings["optimizers"], (run.key.arm for run in runs)),
+        variants=_in_order(_planned_variants(experiment, head), (run.key.variant for run in runs)) or [""],
+        seeds=_in_order(settings["seeds"], (run.key.seed for run in runs)),
+        runs=runs,
+        tuned=read_json(tuned) if tuned.is_file() else {},
+    )
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found.update(flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
+    return found
+
+
+def _planned_variants(experiment: Experiment[Any], head: Mapping[str, Any]) -> Sequence[str]:
+    """The variants that the recorded settings ask for; none if they are not settings of this version."""
+    from blockadapt_experiments.config import load
+
+    values = {key: "none" if value is None else json.dumps(value) for key, value in flat(head["settings"]).items()}
+    try:
+        return experiment.variants(load(experiment, head["scale"], [f"{key}={value}" for key, value in values.items()]))
+    except (ValueError, OSError):
+        return ()
+
+
+def _in_order(planned: Iterable[Any], found: Iterable[Any]) -> list[Any]:
+    """Those planned, in their order, then others that were found, numbers within names by their size."""
+    first = list(dict.fromkeys(planned))
+
+    def by_size(value: Any) -> list[tuple[float, str]]:
+        parts = re.split(r"(\d+(?:\.\d+)?)", str(value))
+        return [(float(part), "") if index % 2 else (math.inf, part) for index, part in enumerate(parts)]
+
+    return [*first, *sorted({*found} - {*first}, key=by_size)]
+
+
+def _deviation(values: np.ndarray) -> float:
+    """Standard deviation of a sample; nan for fewer than two values, or one that is not finite."""
+    if values.size < 2 or not np.isfinite(values).all():
+        return math.nan
+    with np.errstate(over="ignore"):
+        return float(values.std(ddof=1))

@@ -1,0 +1,39 @@
+"""Rows of a run as TensorBoard reads them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from blockadapt_experiments.experiment import Row
+
+
+class Board:
+    """The log of one run. It is written anew whenever the run is continued, from the rows that hold.
+
+    Args:
+        folder: Where it goes.
+        axis: The column that the others are drawn over.
+        rows: What was measured before.
+    """
+
+    def __init__(self, folder: Path, axis: str, rows: Sequence[Row]) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # most of a second, which only those pay who want it
+
+        shutil.rmtree(folder, ignore_errors=True)
+        self._writer = SummaryWriter(str(folder))
+        self._axis = axis
+        self.add(rows)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Log these rows."""
+        for row in rows:
+            for name in row:
+                if name != self._axis:
+                    self._writer.add_scalar(name, row[name], int(row[self._axis]))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self._writer.close()

@@ -1,0 +1,225 @@
+"""Train a classifier, an epoch a unit.
+
+At a given seed every optimizer starts from the same weights and sees the same minibatches, changed in the same way. All
+numbers come from the run's own generators; what a model draws itself (dropout) comes from torch's global one, which the
+runner keeps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
+
+from blockadapt._validation import require, require_integer
+from blockadapt.errors import NonFiniteGradientError
+from blockadapt_experiments.contenders import OptimizerSettings, make_optimizer
+from blockadapt_experiments.digits import Examples
+from blockadapt_experiments.environment import state_bytes_of
+from blockadapt_experiments.experiment import Outcome, Row
+from blockadapt_experiments.schedules import BatchSettings, ScheduleSettings, make_schedule
+
+EVALUATION_BATCH = 1000
+"""Images measured at once: enough to keep the cores busy, few enough to stay in the memory of a small machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """How a classifier is trained.
+
+    Attributes:
+        epochs: Passes over the training images.
+        batch: Size of the minibatches; the last of an epoch may be smaller.
+        schedule: Of the learning rate.
+        measured_examples: Training images that loss and accuracy are measured on after each epoch, the first so many.
+        validation_fraction: Share of the training images that is held out where learning rates are tuned, or where the
+            schedule needs it.
+    """
+
+    epochs: int
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    measured_examples: int = 10_000
+    validation_fraction: float = 1 / 6
+
+    def __post_init__(self) -> None:
+        require_integer("training", "epochs", self.epochs, least=1)
+        require_integer("training", "measured_examples", self.measured_examples, least=1)
+        ok = 0 < self.validation_fraction < 1
+        require(ok, "training", "validation_fraction", "in (0, 1)", self.validation_fraction)
+
+    def steps(self, examples: int) -> list[int]:
+        """Minibatches in each epoch."""
+        return [math.ceil(examples / self.batch.batch_size(epoch)) for epoch in range(self.epochs)]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Examples to train on, and those to measure on by their name in the rows ("validation", "test")."""
+
+    train: Examples
+    held_out: dict[str, Examples]
+
+
+def hold_out(train: Examples, test: Examples, settings: TrainingSettings, tuning: bool) -> Sets:
+    """The sets of a run. While tuning there is no test set; the last part of the training images is for validation."""
+    held_out = {} if tuning else {"test": test}
+    if tuning or settings.schedule.kind == "dev":
+        count = max(1, round(settings.validation_fraction * len(train)))
+        require(count < len(train), "training", "train_examples", "more than are held out for validation", len(train))
+        held_out["validation"] = Examples(train.images[-count:], train.labels[-count:])
+        train = Examples(train.images[:-count], train.labels[:-count])
+    return Sets(train, held_out)
+
+
+class Classification:
+    """One run: a model, its data, an optimizer.
+
+    Rows hold epoch, step, and loss (mean cross-entropy) and accuracy on training images and on each set held out.
+    A loss or a gradient that is not finite ends the training: the row of that epoch says so, and there are no more.
+
+    Args:
+        model: Makes the model.
+        sets: The data, images in any type that `prepare` takes.
+        settings: How to train.
+        arm: Name of the optimizer.
+        lr: Its learning rate.
+        optimizer: All else about it.
+        seed: Of initial weights, order of minibatches and changes to images.
+        prepare: Turns a batch of images into what the model takes.
+        augment: Changes a batch of images at random, by this generator.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Callable[[], nn.Module],
+        sets: Sets,
+        settings: TrainingSettings,
+        arm: str,
+        lr: float,
+        optimizer: OptimizerSettings,
+        seed: int,
+        prepare: Callable[[Tensor], Tensor],
+        augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+    ) -> None:
+        self.units = settings.epochs
+        self.sets, self.settings = sets, settings
+        self.prepare, self.augment = prepare, augment
+        weights, order, changes = (int(word) for word in np.random.SeedSequence(seed).generate_state(3))
+        self.model = _initial(model, weights)
+        steps = settings.steps(len(sets.train))
+        self.optimizer = make_optimizer(arm, self.model, lr, optimizer, sum(steps))
+        self.schedule = make_schedule(settings.schedule, self.optimizer, settings.epochs, steps[0])
+        self.order = torch.Generator().manual_seed(order)
+        self.changes = torch.Generator().manual_seed(changes)
+        self.epoch = self.step = self.state_bytes = 0
+        self.diverged = False
+
+    def advance(self) -> Sequence[Row]:
+        """Train for an epoch and measure."""
+        if self.diverged:
+            return ()
+        self.model.train()
+        for images, labels in self._minibatches():
+            if not self._train(images, labels):
+                self.diverged = True
+                break
+        self.epoch += 1
+        measured = {"train": self._first(self.settings.measured_examples), **self.sets.held_out}
+        row: Row = {"epoch": self.epoch, "step": self.step}
+        for name, examples in measured.items():
+            row[f"{name}_loss"], row[f"{name}_accuracy"] = self._measure(examples)
+        self.schedule.after_epoch(row.get("validation_loss"))
+        return (row,)
+
+    def outcome(self) -> Outcome:
+        """What the run took, and the weights it ended with."""
+        weights = parameters_to_vector(self.model.parameters()).detach().numpy()
+        numbers = {
+            "parameters": weights.size,
+            "steps": self.step,
+            "state_bytes": self.state_bytes,
+            "final_state_bytes": state_bytes_of(self.optimizer),
+            "diverged": int(self.diverged),
+        }
+        return Outcome(numbers, {"weights": weights})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next epoch depends on."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "order": self.order.get_state(),
+            "changes": self.changes.get_state(),
+            "epoch": self.epoch,
+            "step": self.step,
+            "state_bytes": self.state_bytes,
+            "diverged": self.diverged,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.order.set_state(state["order"])
+        self.changes.set_state(state["changes"])
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.state_bytes, self.diverged = state["state_bytes"], state["diverged"]
+
+    def _minibatches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        train = self.sets.train
+        for rows in torch.randperm(len(train), generator=self.order).split(self.settings.batch.batch_size(self.epoch)):
+            images = train.images[rows]
+            if self.augment:
+                images = self.augment(images, self.changes)
+            yield self.prepare(images), train.labels[rows]
+
+    def _train(self, images: Tensor, labels: Tensor) -> bool:
+        """One step; False if that cannot be, because the loss or a gradient is not finite."""
+        self.optimizer.zero_grad()
+        loss = cross_entropy(self.model(images), labels)
+        if not math.isfinite(loss.item()):
+            return False
+        loss.backward()
+        try:
+            self.optimizer.step()
+        except NonFiniteGradientError:
+            return False
+        self.schedule.after_step()
+        self.step += 1
+        if self.step == 1:
+            self.state_bytes = state_bytes_of(self.optimizer)
+        return True
+
+    def _first(self, count: int) -> Examples:
+        return Examples(self.sets.train.images[:count], self.sets.train.labels[:count])
+
+    @torch.no_grad()
+    def _measure(self, examples: Examples) -> tuple[float, float]:
+        """Mean loss and accuracy, summed over batches in float64."""
+        self.model.eval()
+        loss, correct = 0.0, 0
+        for start in range(0, len(examples), EVALUATION_BATCH):
+            rows = slice(start, start + EVALUATION_BATCH)
+            labels = examples.labels[rows]
+            output = self.model(self.prepare(examples.images[rows]))
+            loss += cross_entropy(output, labels, reduction="sum").item()
+            correct += int((output.argmax(dim=1) == labels).sum())
+        return loss / len(examples), correct / len(examples)
+
+
+def _initial(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The model with the weights of this seed; torch's global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()

@@ -1,0 +1,66 @@
+"""A small experiment for tests of the laboratory, in this process or as a command in its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from blockadapt_experiments.config import load
+from blockadapt_experiments.experiments import get_experiment
+from blockadapt_experiments.runner import Request
+
+EXPERIMENT = "mnist-lenet300"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+COMMAND = [sys.executable, "-m", "blockadapt_experiments"]
+TINY = (
+    "data=digits",
+    "train_examples=96",
+    "test_examples=40",
+    "measured_examples=40",
+    "batch.size=48",
+    "epochs=3",
+    "optimizers=['sgd', 'block-adam']",
+    "seeds=[0]",
+)
+"""Two minibatches an epoch on the embedded digits."""
+
+
+def request(out: Path, *changes: str, experiment: str = EXPERIMENT, **options: object) -> Request:
+    settings = load(get_experiment(experiment), "smoke", (*TINY, *changes))
+    return Request(experiment, "smoke", settings, out, **options)  # type: ignore[arg-type]
+
+
+def run_command(out: Path, *changes: str, options: Sequence[str] = ()) -> list[str]:
+    settings = [word for change in (*TINY, *changes) for word in ("--set", change)]
+    return [*COMMAND, "run", EXPERIMENT, "--scale", "smoke", "--out", str(out), *settings, *options]
+
+
+def finished(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    chosen = {"capture_output": True, "encoding": "utf-8", "env": ENVIRONMENT, "check": False, **options}
+    return subprocess.run(command, **chosen)  # type: ignore[call-overload, no-any-return]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.0005)
+
+
+def outcome(out: Path) -> dict[str, bytes]:
+    """All bytes that must not depend on what happened on the way."""
+    found = {}
+    for pattern in ("runs/**/metrics.jsonl", "runs/**/arrays.npz"):
+        for path in out.glob(pattern):
+            found[str(path.relative_to(out))] = path.read_bytes()
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started (Linux)."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()]
