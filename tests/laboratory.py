@@ -45,7 +45,7 @@ def finished(command: Sequence[str], **options: object) -> subprocess.CompletedP
     return subprocess.run(command, **chosen)  # type: ignore[call-overload, no-any-return]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

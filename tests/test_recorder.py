@@ -298,6 +298,13 @@ def test_ascent_and_both_backends_give_the_same_figures(backend: str) -> None:
     check(run(METHODS["adam"], options, backend=backend), METHODS["adam"], options)
 
 
+def test_blocks_in_chunks_are_the_blocks_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = options_for("chunk", "clipped")
+    for size in (1, 20):  # one block at a time; two blocks of three at a time
+        monkeypatch.setattr("blockadapt.diagnostics.figures.CHUNK", size)
+        check(run(METHODS["amsgrad"], options), METHODS["amsgrad"], options)
+
+
 def test_blocks_of_one_coordinate_change_by_the_sum_of_absolute_changes() -> None:
     """For diagonal RMSprop p = α/(√v + δ): its Term B in nuclear norm is that of the paper, Σ |pₜ − pₜ₋₁|."""
     g = drawn()
@@ -471,6 +478,21 @@ def test_a_recorder_attached_late_counts_from_the_state() -> None:
         assert ours["term_a"] == theirs["term_a"]
 
 
+def test_a_recorder_attached_within_a_step_begins_with_the_next() -> None:
+    p = Parameter(torch.ones(2))
+    optimizer = BlockAdam([p])
+    recorders = []
+
+    def closure() -> float:
+        p.grad = torch.ones(2)
+        recorders.append(SpectrumRecorder(optimizer, every=1))
+        return 0.0
+
+    optimizer.step(closure)
+    optimizer.step()
+    assert steps_and_names(recorders[0]) == [(2, "0.0"), (2, "total")]
+
+
 def test_a_closure_is_seen() -> None:
     model = network()
     optimizer = BlockAdam(model.parameters())
@@ -636,6 +658,22 @@ def test_a_resumed_run_continues_the_history_identically(name: str, tmp_path: Pa
             thing.load_state_dict(state)
         train(model, optimizer, range(cut, 10))
         assert without_nan(again.history) == without_nan(recorder.history)
+
+
+def test_a_resumed_run_counts_on_where_parameters_take_turns() -> None:
+    """No parameter's own step count tells how many steps there were."""
+    params = [Parameter(torch.ones(2)), Parameter(torch.ones(2))]
+    optimizer = BlockAdam(params)
+    recorder = SpectrumRecorder(optimizer, every=1)
+    for t in range(1, 5):
+        optimizer.zero_grad()
+        params[t % 2].grad = torch.ones(2)
+        optimizer.step()
+    recorder.detach()
+    again = SpectrumRecorder(optimizer, every=1)
+    again.load_state_dict(recorder.state_dict())
+    optimizer.step()
+    assert steps_and_names(again)[-4:] == [(4, "0.0"), (4, "total"), (5, "0.0"), (5, "total")]
 
 
 def test_a_state_is_a_copy() -> None:

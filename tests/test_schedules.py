@@ -67,10 +67,10 @@ def test_step_falls_within_an_epoch_where_the_fraction_does() -> None:
 
 
 def test_step_places_fractions_that_are_not_exact_in_binary_on_the_whole_epoch() -> None:
-    """0.1 · 30 is 3.0000000000000004."""
-    settings = ScheduleSettings(kind="step", at=(0.1, 0.7))
-    seen = scheduled(settings, 1.0, epochs=30, steps=1)
-    np.testing.assert_allclose(seen, [[1.0]] * 3 + [[0.1]] * 18 + [[0.01]] * 9, rtol=1e-15)
+    """0.07 · 100 is 7.000000000000001, and 0.55 · 100 is 55.00000000000001."""
+    settings = ScheduleSettings(kind="step", at=(0.07, 0.55))
+    seen = scheduled(settings, 1.0, epochs=100, steps=1)
+    np.testing.assert_allclose(seen, [[1.0]] * 7 + [[0.1]] * 48 + [[0.01]] * 45, rtol=1e-15)
 
 
 def test_step_counts_planned_epochs_where_later_ones_have_fewer_steps() -> None:
@@ -153,17 +153,28 @@ def stored(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
+def moved_on(schedule: Schedule, steps: range) -> list[list[float]]:
+    """What each of these steps of a run is taken with; epochs end where they do."""
+    seen = []
+    for step in steps:
+        seen.append(schedule.lr)
+        schedule.after_step()
+        if (step + 1) % STEPS == 0:
+            schedule.after_epoch(VALUES[step // STEPS])
+    return seen
+
+
 @pytest.mark.parametrize("kind", ["constant", "step", "dev", "sqrt"])
 @pytest.mark.parametrize("optimizer_first", [True, False])
 @pytest.mark.parametrize("made_before", [True, False])
 def test_a_resumed_schedule_goes_on_to_the_same_bits(kind: Any, optimizer_first: bool, made_before: bool) -> None:
-    """Saved after every epoch in turn; whichever is loaded first, and even if it is made from a loaded optimizer."""
-    settings = ScheduleSettings(kind=kind, at=(0.3, 0.55))
+    """Saved after every step in turn; whichever is loaded first, and even if it is made from a loaded optimizer."""
+    settings, total = ScheduleSettings(kind=kind, at=(0.3, 0.55)), EPOCHS * STEPS
     expected = scheduled(settings, 0.3, 2.0)
-    for saved_at in range(1, EPOCHS):
+    for saved_at in range(1, total):
         optimizer = sgd(0.3, 2.0)
         schedule = make_schedule(settings, optimizer, EPOCHS, STEPS)
-        seen = learning_rates(schedule, saved_at)
+        seen = moved_on(schedule, range(saved_at))
         state = stored({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()})
         optimizer = sgd(0.3, 2.0)
         if not made_before:
@@ -174,12 +185,15 @@ def test_a_resumed_schedule_goes_on_to_the_same_bits(kind: Any, optimizer_first:
         schedule.load_state_dict(state["schedule"])
         if not optimizer_first:
             optimizer.load_state_dict(state["optimizer"])
-        for epoch in range(saved_at, EPOCHS):
-            for _ in range(STEPS):
-                seen.append(schedule.lr)
-                schedule.after_step()
-            schedule.after_epoch(VALUES[epoch])
-        assert seen == expected
+        assert seen + moved_on(schedule, range(saved_at, total)) == expected
+
+
+@pytest.mark.parametrize("kind", ["step", "dev", "sqrt"])
+def test_a_loaded_schedule_sets_the_learning_rates_by_itself(kind: Any) -> None:
+    source, target = (make_schedule(ScheduleSettings(kind=kind), sgd(0.3, 2.0), EPOCHS, STEPS) for _ in range(2))
+    moved_on(source, range(6 * STEPS))
+    target.load_state_dict(source.state_dict())
+    assert target.lr == source.lr != [0.3, 2.0]
 
 
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:

@@ -42,7 +42,9 @@ class Recorder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, CLASSES))
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(SIDE**2, 6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, CLASSES)
+        )
         self.seen: list[Tensor] = []
 
     def forward(self, images: Tensor) -> Tensor:
@@ -52,7 +54,9 @@ class Recorder(nn.Module):
         return output
 
 
-def make(arm: str = "sgd", seed: int = 0, sets: Sets | None = None, augment: Any = None, **settings: Any) -> Classification:
+def make(
+    arm: str = "sgd", seed: int = 0, sets: Sets | None = None, augment: Any = None, **settings: Any
+) -> Classification:
     options: dict[str, Any] = {"epochs": 4, "batch": BatchSettings(size=16), "measured_examples": 30, **settings}
     chosen = TrainingSettings(**options)
     return Classification(

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from errands import Errand
-from laboratory import ENVIRONMENT, children, wait_until
 
 from blockadapt_experiments.workers import Done, Event, Failed, Unit, work
+from errands import Errand
+from laboratory import ENVIRONMENT, children, wait_until
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc")
 

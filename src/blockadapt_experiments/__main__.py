@@ -6,10 +6,10 @@ import sys
 
 EXTRA = {
     "datasets",
+    "jinja2",
     "matplotlib",
     "optuna",
     "PIL",
-    "plotly",
     "pyarrow",
     "pytorch_optimizer",
     "rich",

@@ -150,7 +150,7 @@ def _decoded(read: Callable[[str], Any]) -> dict[str, np.ndarray]:
         images = table[_column(table.column_names, IMAGE_COLUMNS)].to_pylist()
         labels = table[_column(table.column_names, LABEL_COLUMNS)]
         arrays[f"{split}_images"] = np.stack([_pixels(image["bytes"]) for image in images])
-        arrays[f"{split}_labels"] = np.array(labels, dtype=np.int64)
+        arrays[f"{split}_labels"] = labels.to_numpy().astype(np.int64)
     return arrays
 
 

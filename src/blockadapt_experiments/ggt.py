@@ -145,7 +145,9 @@ class GGT(Optimizer):
         products = torch.stack([move.products(filled) for move in moves]).sum(dim=0)
         products[row] = torch.stack([move.own_products() for move in moves]).sum(dim=0)
         if not products.isfinite().all():
-            raise NonFiniteGradientError("GGT: the gradient is too large to square; parameters and state are unchanged.")
+            raise NonFiniteGradientError(
+                "GGT: the gradient is too large to square; parameters and state are unchanged."
+            )
         gram = states[0]["gram"].clone()
         gram[row, :filled] = gram[:filled, row] = products[:, 0]
         ages = (row - torch.arange(filled, dtype=torch.float64, device=gram.device)) % group["window"]

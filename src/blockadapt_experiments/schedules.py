@@ -106,7 +106,7 @@ class Schedule:
         self.settings = settings
         self.optimizer = optimizer
         self.steps_per_epoch = steps_per_epoch
-        # The tolerance keeps 0.1 · 30 epochs at 3.
+        # 0.07 · 100 is 7.000000000000001
         self._milestones = [math.ceil(fraction * epochs * steps_per_epoch - 1e-6) for fraction in settings.at]
         self._factor = _FACTORS.get(settings.kind, 1.0) if settings.factor is None else settings.factor
         self._initial = self.lr
@@ -171,7 +171,7 @@ class Schedule:
         """αₜ/α for the step to come."""
         if self.settings.kind == "step":
             # In units of the epochs that were planned: minibatches that grow make epochs of fewer steps.
-            done = self._epochs * self.steps_per_epoch + min(self._steps_in_epoch, self.steps_per_epoch)
+            done = self._epochs * self.steps_per_epoch + self._steps_in_epoch
             return self._factor ** sum(done >= milestone for milestone in self._milestones)
         if self.settings.kind == "dev":
             return self._factor**self._worse_epochs

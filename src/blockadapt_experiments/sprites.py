@@ -1,7 +1,7 @@
 """Squares, ellipses and hearts on a grid of factors: drawn here, or read from the published dSprites file.
 
-What is drawn here is *dSprites-like*: the same factors with the same values, in the same order, and shapes of nearly the
-same size. It is not dSprites, and neither is ever called by the other's name.
+What is drawn here is *dSprites-like*: the same factors with the same values, in the same order, and shapes of nearly
+the same size. It is not dSprites, and neither is ever called by the other's name.
 
     shape         square of side 19.2 s; ellipse of semi-axes 12.8 s and 7.2 s; heart, in a box of 19.2 s × 19.2 s
     scale         s = 0.5, 0.6, …, 1
@@ -110,7 +110,8 @@ def spread(factor: str, size: int, kept: int) -> np.ndarray:
     require(1 <= kept <= size, "data", f"values of {factor}", f"in [1, {size}]", kept)
     if factor == "orientation":
         return np.arange(kept) * size // kept
-    return np.linspace(0, size - 1, kept).round().astype(np.int64)
+    chosen: np.ndarray = np.linspace(0, size - 1, kept).round().astype(np.int64)
+    return chosen
 
 
 def _kept(sizes: Sequence[int], values: Sequence[int]) -> np.ndarray:
@@ -130,15 +131,15 @@ def _packed(images: np.ndarray) -> np.ndarray:
 # Drawn --------------------------------------------------------------------------------------------------------------
 
 
-def _in_square(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
+def _in_square(X: np.ndarray, Y: np.ndarray) -> Any:
     return np.maximum(np.abs(X), np.abs(Y)) <= 9.6
 
 
-def _in_ellipse(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
+def _in_ellipse(X: np.ndarray, Y: np.ndarray) -> Any:
     return (X / 12.8) ** 2 + (Y / 7.2) ** 2 <= 1
 
 
-def _in_heart(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
+def _in_heart(X: np.ndarray, Y: np.ndarray) -> Any:
     """Between the two branches of the curve, which are E ± O with c = |cos t|, where 16 sin³t = |X|.
 
     E = −5 cos 2t − cos 4t is the same on both, O = 13c − 2 cos 3t changes its sign.
@@ -152,7 +153,7 @@ def _in_heart(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
     return (squared >= 0) & (np.abs(Y - E) <= O)
 
 
-INSIDE: tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], ...] = (_in_square, _in_ellipse, _in_heart)
+INSIDE: tuple[Callable[[np.ndarray, np.ndarray], Any], ...] = (_in_square, _in_ellipse, _in_heart)
 """For each shape at scale 1, unturned: whether a point is inside. X grows to the right, Y upwards."""
 
 

@@ -1,17 +1,17 @@
 """The β-TCVAE of Chen et al. (2018): networks, objective and Mutual Information Gap.
 
-With an encoder q(z|x) of independent normals, q(z) its mean over the data and a standard normal prior p(z), it maximises
-the mean over a minibatch, with one z drawn for each x, of
+With an encoder q(z|x) of independent normals, q(z) its mean over the data and a standard normal prior p(z), it
+maximises the mean over a minibatch, with one z drawn for each x, of
 
     log p(x|z) − [log q(z|x) − log q(z)] − β [log q(z) − Σₖ log q(zₖ)] − [Σₖ log q(zₖ) − log p(z)].
 
 The brackets are mutual information, total correlation and dimension-wise KL. With β = 1 this is the ELBO, in which q(z)
 cancels. q(z) itself is a mean over all N images, estimated from the B in the minibatch, in one of two ways:
 
-    mws   log q(zᵢ) ≈ log Σⱼ q(zᵢ|xⱼ)/(BN); it is too low: by log N where all q(·|xⱼ) are alike, by log B where none overlap
-    mss   log q(zᵢ) ≈ log Σⱼ wᵢⱼ q(zᵢ|xⱼ); unbiased before the logarithm
+    mws   log q(zᵢ) ≈ log Σⱼ q(zᵢ|xⱼ)/(BN); too low, by log N where all q(·|xⱼ) are alike, by log B where none overlap
+    mss   log q(zᵢ) ≈ log Σⱼ wᵢⱼ q(zᵢ|xⱼ), with weights that leave no bias before the logarithm
 
-so the three terms are worth comparing only between runs of one estimator, batch and data set.
+So the three terms compare only between runs of one estimator, minibatch size and data set.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CHANNELS = (32, 32, 64, 64)
 HIDDEN = 512
 """Channels between the convolutions and the latents."""
 
-PAIRS_AT_ONCE = 2**20
-"""Densities of one latent that MIG holds in memory at once: 4 MB each of a few arrays, for every latent."""
+PAIRS_AT_ONCE = 2**18
+"""Densities of one latent that MIG holds in memory at once; with more, they leave the cache."""
 
 
 class Posterior(NamedTuple):
@@ -204,10 +204,8 @@ def entropies(z: Tensor, posterior: Posterior, samples: int, generator: torch.Ge
         generator: Chooses them; on the CPU.
     """
     count = len(z)
-    if count > samples:
-        chosen = z[torch.randperm(count, generator=generator)[:samples].to(z.device)]
-    else:
-        chosen = z
+    order = torch.randperm(count, generator=generator)[:samples]
+    chosen = z[order.to(z.device)]
     # Latents first, so that sums over images run through memory.
     mean, log_std = (each.T.contiguous().unsqueeze(1) for each in posterior)
     total = torch.zeros(z.shape[1], dtype=torch.float64, device=z.device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from blockadapt_experiments.digits import Examples
 from blockadapt_experiments.environment import state_bytes_of
 from blockadapt_experiments.experiment import Outcome, Row
 from blockadapt_experiments.schedules import BatchSettings, ScheduleSettings, make_schedule
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+CPU = torch.device("cpu")
 
 EVALUATION_BATCH = 1000
 """Images measured at once: enough to keep the cores busy, few enough to stay in the memory of a small machine."""
@@ -58,6 +62,13 @@ class TrainingSettings:
     def steps(self, examples: int) -> list[int]:
         """Minibatches in each epoch."""
         return [math.ceil(examples / self.batch.batch_size(epoch)) for epoch in range(self.epochs)]
+
+
+class Work(NamedTuple):
+    """What a run will do in all: steps of the optimizer, and minibatches that it only measures on."""
+
+    steps: int
+    measured: float
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,9 @@ class Classification:
         seed: Of initial weights, order of minibatches and changes to images.
         prepare: Turns a batch of images into what the model takes.
         augment: Changes a batch of images at random, by this generator.
+        device: Where the model is trained.
+        autocast: Whether the model computes in bfloat16 where torch finds that safe; weights and optimizer do not.
+        evaluation_batch: Images measured at once; None for `EVALUATION_BATCH`.
     """
 
     def __init__(
@@ -109,13 +123,19 @@ class Classification:
         seed: int,
         prepare: Callable[[Tensor], Tensor],
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+        device: torch.device = CPU,
+        autocast: bool = False,
+        evaluation_batch: int | None = None,
     ) -> None:
         self.units = settings.epochs
         self.sets, self.settings = sets, settings
         self.prepare, self.augment = prepare, augment
+        self.device, self.autocast, self.evaluation_batch = device, autocast, evaluation_batch
         weights, order, changes = (int(word) for word in np.random.SeedSequence(seed).generate_state(3))
-        self.model = _initial(model, weights)
+        self.model = initial(model, weights).to(device)
         steps = settings.steps(len(sets.train))
+        measured = sum(map(len, self._measured().values())) / settings.batch.size
+        self.work = Work(sum(steps), settings.epochs * measured)
         self.optimizer = make_optimizer(arm, self.model, lr, optimizer, sum(steps))
         self.schedule = make_schedule(settings.schedule, self.optimizer, settings.epochs, steps[0])
         self.order = torch.Generator().manual_seed(order)
@@ -133,16 +153,15 @@ class Classification:
                 self.diverged = True
                 break
         self.epoch += 1
-        measured = {"train": self._first(self.settings.measured_examples), **self.sets.held_out}
         row: Row = {"epoch": self.epoch, "step": self.step}
-        for name, examples in measured.items():
+        for name, examples in self._measured().items():
             row[f"{name}_loss"], row[f"{name}_accuracy"] = self._measure(examples)
         self.schedule.after_epoch(row.get("validation_loss"))
         return (row,)
 
     def outcome(self) -> Outcome:
         """What the run took, and the weights it ended with."""
-        weights = parameters_to_vector(self.model.parameters()).detach().numpy()
+        weights = parameters_to_vector(self.model.parameters()).detach().cpu().numpy()
         numbers = {
             "parameters": weights.size,
             "steps": self.step,
@@ -182,12 +201,12 @@ class Classification:
             images = train.images[rows]
             if self.augment:
                 images = self.augment(images, self.changes)
-            yield self.prepare(images), train.labels[rows]
+            yield self.prepare(images.to(self.device)), train.labels[rows].to(self.device)
 
     def _train(self, images: Tensor, labels: Tensor) -> bool:
         """One step; False if that cannot be, because the loss or a gradient is not finite."""
         self.optimizer.zero_grad()
-        loss = cross_entropy(self.model(images), labels)
+        loss = cross_entropy(self._scores(images), labels)
         if not math.isfinite(loss.item()):
             return False
         loss.backward()
@@ -201,24 +220,38 @@ class Classification:
             self.state_bytes = state_bytes_of(self.optimizer)
         return True
 
-    def _first(self, count: int) -> Examples:
-        return Examples(self.sets.train.images[:count], self.sets.train.labels[:count])
+    def _scores(self, images: Tensor) -> Tensor:
+        """The model's output, in the precision of its weights."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            scores: Tensor = self.model(images)
+        return scores.float() if self.autocast else scores
+
+    def _measured(self) -> dict[str, Examples]:
+        """What an epoch is measured on, by its name in the rows."""
+        train, count = self.sets.train, self.settings.measured_examples
+        return {"train": Examples(train.images[:count], train.labels[:count]), **self.sets.held_out}
 
     @torch.no_grad()
     def _measure(self, examples: Examples) -> tuple[float, float]:
         """Mean loss and accuracy, summed over batches in float64."""
         self.model.eval()
         loss, correct = 0.0, 0
-        for start in range(0, len(examples), EVALUATION_BATCH):
-            rows = slice(start, start + EVALUATION_BATCH)
-            labels = examples.labels[rows]
-            output = self.model(self.prepare(examples.images[rows]))
+        size = self.evaluation_batch or EVALUATION_BATCH
+        for start in range(0, len(examples), size):
+            rows = slice(start, start + size)
+            labels = examples.labels[rows].to(self.device)
+            output = self._scores(self.prepare(examples.images[rows].to(self.device)))
             loss += cross_entropy(output, labels, reduction="sum").item()
             correct += int((output.argmax(dim=1) == labels).sum())
         return loss / len(examples), correct / len(examples)
 
 
-def _initial(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def best_device() -> torch.device:
+    """A GPU if there is one."""
+    return torch.device("cuda") if torch.cuda.is_available() else CPU
+
+
+def initial(build: Callable[[], ModelT], seed: int) -> ModelT:
     """The model with the weights of this seed; torch's global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

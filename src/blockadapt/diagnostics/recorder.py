@@ -127,9 +127,8 @@ class SpectrumRecorder:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         before, self._before = self._before, None
-        if optimizer.skipped_steps != self._skipped or not self._has_gradients():
-            return
-        assert self._step is not None
+        if self._step is None or optimizer.skipped_steps != self._skipped or not self._has_gradients():
+            return  # attached within a step, or nothing moved
         self._step += 1
         if before is not None:
             self._record(before)

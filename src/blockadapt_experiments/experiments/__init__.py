@@ -15,6 +15,9 @@ EXPERIMENTS: dict[str, str] = {
     "terms": "terms",
     "mnist-lenet300": "mnist",
     "mnist-lenet5": "mnist",
+    "cifar10-densenet": "cifar",
+    "cifar100-densenet": "cifar",
+    "lm-lstm": "lm",
     "tcvae": "tcvae",
 }
 """In the order of the paper; the module that has it."""

@@ -124,7 +124,7 @@ class TcvaeTask:
         self.model = _initial(settings, weights).to(self.device)
         self.optimizer = make_optimizer(key.arm, self.model, lr, settings.optimizer, settings.steps)
         self.order, self.noise = _generator(order), _generator(noise)
-        self.epoch_start, self.epoch = self.order.get_state(), torch.empty(0, dtype=torch.int64)
+        self._begin_epoch()
         self.step = self.state_bytes = 0
         self.diverged = False
         self.gaps = torch.full((len(JUDGED),), math.nan, dtype=torch.float64)
@@ -133,10 +133,15 @@ class TcvaeTask:
         """Take the next steps; measure what is due."""
         if self.diverged:
             return ()
-        settings, seen = self.settings, []
+        settings = self.settings
+        seen: list[Tensor] = []
         self.model.train()
-        while not self.diverged and len(seen) < min(settings.every, settings.steps - self.step + len(seen)):
-            seen.append(self._train())
+        for _ in range(min(settings.every, settings.steps - self.step)):
+            terms, taken = self._train()
+            seen.append(terms)
+            self.diverged = not taken
+            if self.diverged:
+                break
         row: Row = {"step": self.step, **_row(Terms(*torch.stack(seen).mean(0)))}
         if self.validation is not None:
             row["validation_objective"] = math.nan if self.diverged else self._validate(self.validation)
@@ -190,7 +195,7 @@ class TcvaeTask:
     def _minibatch(self) -> Tensor:
         """The images of the next step."""
         place = self.step % (len(self.train) // self.settings.batch)
-        if place == 0:
+        if place == 0 and self.step > 0:
             self._begin_epoch()
         return self.epoch[place * self.settings.batch :][: self.settings.batch]
 
@@ -200,22 +205,23 @@ class TcvaeTask:
         z = posterior.sample(torch.randn(len(rows), self.settings.latents, generator=noise).to(self.device))
         return objective_terms(images, self.model.decode(z), z, posterior, len(self.train), self.settings.estimator)
 
-    def _train(self) -> Tensor:
-        """One step; its terms, [4]. Nothing is changed if the loss or a gradient is not finite."""
+    def _train(self) -> tuple[Tensor, bool]:
+        """One step, unless the loss or a gradient is not finite: the terms, [4], and whether it was taken."""
         self.optimizer.zero_grad()
         terms = self._terms(self._minibatch(), self.noise)
         objective = terms.objective(self.beta)
-        self.diverged = not math.isfinite(objective.item())
-        if not self.diverged:
-            (-objective).backward()
-            try:
-                self.optimizer.step()
-                self.step += 1
-            except NonFiniteGradientError:
-                self.diverged = True
+        values = torch.stack(terms).detach().to("cpu", torch.float64)
+        if not math.isfinite(objective.item()):
+            return values, False
+        (-objective).backward()
+        try:
+            self.optimizer.step()
+        except NonFiniteGradientError:
+            return values, False
+        self.step += 1
         if self.step == 1:
             self.state_bytes = state_bytes_of(self.optimizer)
-        return torch.stack(terms).detach().to("cpu", torch.float64)
+        return values, True
 
     @torch.no_grad()
     def _validate(self, rows: Tensor) -> float:

@@ -88,7 +88,7 @@ def _provenance(content: Content) -> Iterator[str]:
         yield f"\nDifferent for some of the runs: {other}."
     if content.tuned:
         yield "\n## Learning rates tried\n"
-        yield "Every optimizer had the same number of trials, judged on validation data.\n"
+        yield "Every optimizer had the same trials, with seeds that the results do not use and never on test data.\n"
         rows = [
             (
                 _inline(line.label),

@@ -1,0 +1,342 @@
+"""`lm-lstm`: a language model of words, clipped against SGD, Adam, AdaBound, GGT and SOAP.
+
+The paper trains 3 LSTM layers of 500 on Penn Treebank and says little more than that the learning rate is multiplied by
+a constant after each epoch without a new best on the validation text, and that SGD is best at 5. The rest is after
+Zaremba et al. (2014): 20 contiguous streams, 35 steps of backpropagation with the memory carried on, dropout where
+nothing recurs, weights from U(±0.05), gradients clipped by their norm. They sum the loss over the 35 steps; here it is
+the mean over tokens, which divides gradients by 35, so their threshold of 5 is 5/35.
+
+Any text will do, see `language.py`; the records name it. Perplexities of different texts, or of different vocabularies,
+are not comparable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+from blockadapt._validation import Described, require, require_integer, require_number
+from blockadapt_experiments.config import Settings
+from blockadapt_experiments.contenders import make_optimizer
+from blockadapt_experiments.environment import state_bytes_of
+from blockadapt_experiments.experiment import Claim, Experiment, Metric, Outcome, Row, RunKey, Verdict
+from blockadapt_experiments.experiments.bars import Panel, draw_bars
+from blockadapt_experiments.experiments.contests import Part, finals, means, rivals, verdict
+from blockadapt_experiments.experiments.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
+from blockadapt_experiments.language import (
+    Corpus,
+    LanguageModel,
+    Memory,
+    find_text,
+    perplexity,
+    read_corpus,
+    streams,
+    unigram_perplexity,
+)
+from blockadapt_experiments.schedules import ScheduleSettings, make_schedule
+from blockadapt_experiments.summary import Summary, interval
+from blockadapt_experiments.training import Work, best_device, initial
+
+UNIT_STEPS = 100
+"""Steps between two moments at which a run can be saved; an epoch of Penn Treebank has 1,327."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmSettings(Settings):
+    """Settings of the experiment.
+
+    Attributes:
+        epochs: Passes over the training text.
+        schedule: Of the learning rate; "dev" watches the validation text.
+        streams: Pieces of the text that a minibatch reads at once.
+        unroll: Words of each that a step reads, and that gradients go back through.
+        vocabulary: The most words to tell apart; others become <unk>.
+        train_tokens: How much of the training text is used, from its beginning; None for all.
+        evaluation_tokens: The same of the validation and the test text.
+        hidden: Width of the embedding and of the layers.
+        layers: Of the LSTM.
+        dropout: On connections that do not recur.
+        init: Parameters start from U(±init).
+        clip_norm: The largest norm of a gradient, over all parameters, of the mean loss of a token.
+    """
+
+    epochs: int
+    schedule: ScheduleSettings = field(default_factory=lambda: ScheduleSettings(kind="dev"))
+    streams: int = 20
+    unroll: int = 35
+    vocabulary: int
+    train_tokens: int | None = None
+    evaluation_tokens: int | None = None
+    hidden: int
+    layers: int = 3
+    dropout: float = 0.5
+    init: float = 0.05
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        for name in ("epochs", "streams", "unroll", "hidden", "layers"):
+            require_integer("settings", name, getattr(self, name), least=1)
+        require_integer("settings", "vocabulary", self.vocabulary, least=2)
+        for name in ("train_tokens", "evaluation_tokens"):
+            if getattr(self, name) is not None:
+                require_integer("settings", name, getattr(self, name), least=1)
+        require_number("settings", "dropout", self.dropout, least=0, below=1)
+        for name in ("init", "clip_norm"):
+            require_number("settings", name, getattr(self, name), above=0)
+
+
+class LanguageTask:
+    """One run, up to 100 steps a unit; a row an epoch.
+
+    Rows hold epoch, step, the mean loss of a token over the epoch's training, with dropout and while the weights moved,
+    and perplexities after it. A loss or a gradient that is not finite ends the training, and the row of that epoch says
+    so. What dropout draws comes from torch's global generator, which the runner keeps.
+
+    Args:
+        settings: How to train.
+        corpus: The text.
+        arm: Name of the optimizer.
+        lr: Its learning rate.
+        seed: Of the initial weights.
+    """
+
+    def __init__(self, settings: LmSettings, corpus: Corpus, arm: str, lr: float, seed: int) -> None:
+        self.settings, self.corpus, self.device = settings, corpus, best_device()
+        self.text = streams(corpus.train, settings.streams)
+        self.epoch_steps = (self.text.shape[1] - 1) // settings.unroll
+        least = settings.streams * (settings.unroll + 1)
+        tokens = Described(f"{len(corpus.train):,}")
+        require(self.epoch_steps > 0, "lm-lstm", "train_tokens", f"at least {least:,}, a step's", tokens)
+        self.units = settings.epochs * math.ceil(self.epoch_steps / UNIT_STEPS)
+        measured = sum(map(len, corpus.held_out.values())) / (settings.streams * settings.unroll)
+        self.work = Work(settings.epochs * self.epoch_steps, settings.epochs * measured)
+        weights = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        self.model = initial(lambda: make_model(settings, len(corpus.vocabulary)), weights).to(self.device)
+        self.optimizer = make_optimizer(arm, self.model, lr, settings.optimizer, self.work.steps)
+        self.schedule = make_schedule(settings.schedule, self.optimizer, settings.epochs, self.epoch_steps)
+        self.memory: Memory | None = None
+        self.epoch = self.position = self.step = self.state_bytes = 0
+        self.loss_sum = 0.0
+        self.diverged = False
+
+    def advance(self) -> Sequence[Row]:
+        """Train for some steps; at the end of an epoch also measure."""
+        if self.diverged:
+            return ()
+        self.model.train()
+        end = min(self.position + UNIT_STEPS, self.epoch_steps)
+        while self.position < end and not self.diverged:
+            self._train()
+        return (self._end_epoch(),) if self.diverged or self.position == self.epoch_steps else ()
+
+    def outcome(self) -> Outcome:
+        """What the run took, and what the text is."""
+        corpus, vocabulary = self.corpus, len(self.corpus.vocabulary)
+        numbers: dict[str, float] = {
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "steps": self.step,
+            "state_bytes": self.state_bytes,
+            "final_state_bytes": state_bytes_of(self.optimizer),
+            "diverged": int(self.diverged),
+            "vocabulary": vocabulary,
+            "train_tokens": len(corpus.train),
+        }
+        for name, text in corpus.held_out.items():
+            numbers[f"{name}_tokens"] = len(text)
+            numbers[f"{name}_unigram_perplexity"] = unigram_perplexity(corpus.train, text, vocabulary)
+        return Outcome(numbers, {"corpus": np.array(corpus.name)})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on."""
+        state = {
+            "corpus": self.corpus.digest,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "memory": self.memory,
+            **{name: getattr(self, name) for name in _COUNTERS},
+        }
+        if self.device.type == "cuda":
+            state["generator"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken.
+
+        Raises:
+            ValueError: It was taken with another text.
+        """
+        same = state["corpus"] == self.corpus.digest
+        require(same, "lm-lstm", "data-dir", "the text that the run was begun with", Described(self.corpus.name))
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        memory = state["memory"]
+        self.memory = None if memory is None else (memory[0].to(self.device), memory[1].to(self.device))
+        for name in _COUNTERS:
+            setattr(self, name, state[name])
+        if "generator" in state and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["generator"].cpu(), self.device)
+
+    def _train(self) -> None:
+        """One step; `diverged` if that cannot be, because the loss or a gradient is not finite."""
+        start = self.position * self.settings.unroll
+        window = self.text[:, start : start + self.settings.unroll + 1].to(self.device)
+        self.optimizer.zero_grad()
+        scores, memory = self.model(window[:, :-1], self.memory)
+        loss = cross_entropy(scores.flatten(0, 1), window[:, 1:].flatten())
+        loss.backward()
+        norm = clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+        self.loss_sum += loss.item() if math.isfinite(norm.item()) else math.nan
+        self.position += 1
+        if not math.isfinite(self.loss_sum):
+            self.diverged = True
+            return
+        self.optimizer.step()
+        self.schedule.after_step()
+        self.memory = (memory[0].detach(), memory[1].detach())
+        self.step += 1
+        if self.step == 1:
+            self.state_bytes = state_bytes_of(self.optimizer)
+
+    def _end_epoch(self) -> Row:
+        self.epoch += 1
+        row: Row = {"epoch": self.epoch, "step": self.step, "train_loss": self.loss_sum / self.position}
+        for name, text in self.corpus.held_out.items():
+            row[f"{name}_perplexity"] = perplexity(self.model, text, self.corpus.end, self.settings.unroll)
+        self.schedule.after_epoch(row["valid_perplexity"])
+        self.memory, self.position, self.loss_sum = None, 0, 0.0
+        return row
+
+
+_COUNTERS = ("epoch", "position", "step", "state_bytes", "loss_sum", "diverged")
+
+
+def make_model(settings: LmSettings, vocabulary: int) -> LanguageModel:
+    """The model for so many words."""
+    return LanguageModel(vocabulary, settings.hidden, settings.layers, settings.dropout, settings.init)
+
+
+def make_task(settings: LmSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> LanguageTask:
+    """The run. While learning rates are tuned the test text is not read."""
+    cut = (settings.vocabulary, settings.train_tokens, settings.evaluation_tokens)
+    corpus = read_corpus(find_text(data_dir), *cut, test=not tuning)
+    return LanguageTask(settings, corpus, key.arm, lr, key.seed)
+
+
+MODELS: Mapping[str, Callable[[LmSettings], LanguageModel]] = {
+    "lm-lstm": lambda settings: make_model(settings, settings.vocabulary)
+}
+
+
+# The paper's claims -------------------------------------------------------------------------------------------------
+
+OURS = "block-adam-clip"
+SIMILAR = 1.05
+"""Perplexities within this factor of each other are alike."""
+
+
+def _text(summary: Summary) -> str:
+    """The text that the finished runs are of; several with "and" between, which no verdict can be about."""
+    found = {
+        str(summary.arrays(run.key.arm, run.key.variant, run.key.seed).get("corpus", "?"))
+        for run in summary.runs
+        if run.finished
+    }
+    return " and ".join(sorted(found))
+
+
+def _verdict(summary: Summary, parts: Sequence[Part]) -> Verdict:
+    text = _text(summary)
+    if " and " in text:
+        return Verdict(None, f"The runs are of different texts ({text}), whose perplexities are not comparable.")
+    return verdict(parts, f"On {text}, {_vocabulary(summary)} words: ")
+
+
+def _vocabulary(summary: Summary) -> str:
+    return f"{summary.settings['vocabulary']:,}"
+
+
+def judge_curve(summary: Summary) -> Verdict:
+    """Whether the training loss of the clipped method, averaged over all epochs, is the lowest."""
+    parts = []
+    for other in rivals(summary, OURS):
+        nats = difference(means(summary, OURS, "train_loss"), means(summary, other, "train_loss"))
+        words = f"training loss, mean over epochs, differs from {summary.label(other)} by {mean_words(nats)}"
+        parts.append(Part(is_below_zero(nats), words))
+    return _verdict(summary, parts)
+
+
+def judge_ggt(summary: Summary) -> Verdict:
+    """Whether the test perplexities of the clipped method and of GGT are alike."""
+    parts = []
+    for other in rivals(summary, OURS, ("ggt",)):
+        ratios = log_ratio(*(finals(summary, arm, "test_perplexity") for arm in (OURS, other)))
+        mean, half = interval(ratios)
+        limit = math.log(SIMILAR)
+        held = True if abs(mean) + half < limit else False if abs(mean) - half > limit else None
+        parts.append(Part(held, f"test perplexity {ratio_words(ratios)} of GGT's, alike if within ×{SIMILAR}"))
+    return _verdict(summary, parts)
+
+
+def judge_lowest(summary: Summary) -> Verdict:
+    """Whether the clipped method ends with a lower test perplexity than all others but GGT."""
+    parts = []
+    for other in rivals(summary, OURS):
+        if other != "ggt":
+            ratios = log_ratio(*(finals(summary, arm, "test_perplexity") for arm in (OURS, other)))
+            words = f"test perplexity {ratio_words(ratios)} of that of {summary.label(other)}"
+            parts.append(Part(is_below_zero(ratios), words))
+    return _verdict(summary, parts)
+
+
+CLAIMS = (
+    Claim("Section 5: Adam with spectrum clipping has the best learning curve of all.", judge_curve),
+    Claim("Section 5: its perplexity is similar to that of GGT.", judge_ggt),
+    Claim("Section 5: its perplexity is lower than that of all others.", judge_lowest),
+)
+
+
+def draw(summary: Summary, directory: Path) -> Sequence[Path]:
+    """Test perplexities after training, under the name of the text."""
+    found = {arm: list(finals(summary, arm, "test_perplexity").values()) for arm in summary.arms}
+    bars = {summary.label(arm): interval(values) for arm, values in found.items() if values}
+    settings = summary.settings
+    model = f"{settings['layers']} × {settings['hidden']} LSTM, {settings['epochs']} epochs"
+    seeds = f"{len(summary.seeds)} seeds, mean and 95% interval" if len(summary.seeds) > 1 else "one seed"
+    panel = Panel(f"{summary.scale} scale: {model}, {_vocabulary(summary)} words,\n{seeds}", bars)
+    title = f"Test perplexity on {_text(summary)}\n(not to be compared with other texts)"
+    path = directory / f"{summary.experiment.name}-perplexity.png"
+    return [draw_bars(title, "perplexity per token", [panel], path)] if bars else []
+
+
+METRICS = (
+    Metric("train_loss", "training loss (nats per token)"),
+    Metric("test_perplexity", "test perplexity (per token)", log=True),
+    Metric("valid_perplexity", "validation perplexity (per token)", log=True),
+)
+
+EXPERIMENTS = (
+    Experiment(
+        name="lm-lstm",
+        title="LSTM language model: spectrum clipping",
+        section="Section 5, figure 5",
+        config=LmSettings,
+        axis="epoch",
+        metrics=METRICS,
+        variants=lambda settings: ("",),
+        task=make_task,
+        claims=CLAIMS,
+        objective="valid_perplexity",
+        draw=draw,
+    ),
+)

@@ -1,0 +1,214 @@
+"""Learning rates: the best of the grid on validation data, the same from one process or several, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from blockadapt_experiments import tuning
+from blockadapt_experiments.config import TuneSettings
+from blockadapt_experiments.experiment import RunKey
+from blockadapt_experiments.records import read_json
+from blockadapt_experiments.runner import Request
+from blockadapt_experiments.tuning import TrialJob, Tuned, grid, tune
+from blockadapt_experiments.workers import Done, Failed, work
+from laboratory import ENVIRONMENT, finished, request, run_command, wait_until
+from test_data import write
+
+SMALL = ("tune.trials=3", "tune.low=1e-3", "tune.high=1e-1", "epochs=6", "train_examples=60")
+
+
+@pytest.fixture(autouse=True)
+def _closed_database() -> Iterator[None]:
+    yield
+    if tuning._storage.cache_info().currsize:
+        storage = tuning._storage(*last_storage)
+        storage.remove_session()
+        storage.engine.dispose()
+    tuning._storage.cache_clear()
+
+
+last_storage: tuple[str, Path] = ("", Path())
+
+
+def tuned(asked: Request, storage: str | None = None) -> tuple[Tuned, list[Done | Failed]]:
+    """Tune in this process; also how every trial ended."""
+    global last_storage
+    asked.out.mkdir(exist_ok=True)
+    ends: list[Done | Failed] = []
+    last_storage = (storage or f"sqlite:///{asked.out / 'tuning.db'}", asked.out)
+
+    def do(jobs: Sequence[TrialJob]) -> list[Done | Failed]:
+        ends.extend(work(jobs, 1, 1, lambda index, event: None))
+        return ends[-len(jobs) :]
+
+    return tune(asked, last_storage[0], do, lambda claimed: pytest.fail("nobody else is at work")), ends
+
+
+def by_hand(asked: Request, arm: str, lr: float) -> float:
+    """Mean validation accuracy over the last fifth of the epochs and over the seeds."""
+    values = []
+    for seed in asked.settings.tune.seeds:
+        task = asked.task(RunKey(arm, "", seed), lr, tuning=True)
+        rows = [row for _ in range(task.units) for row in task.advance()]
+        late = rows[-math.ceil(len(rows) / 5) :]
+        values.append(sum(row["validation_accuracy"] for row in late) / len(late))
+    return sum(values) / len(values)
+
+
+def test_the_grid_is_even_on_a_log_scale() -> None:
+    rates = grid(TuneSettings(trials=13))
+    assert len(rates) == 13
+    assert (rates[0], rates[-1]) == (1e-4, 1e2)
+    np.testing.assert_allclose(np.diff(np.log10(rates)), 0.5, atol=2e-3)
+    assert grid(TuneSettings(trials=2, low=0.5, high=2.0)) == [0.5, 2.0]
+    narrow = grid(TuneSettings(trials=5, low=0.10004, high=0.10006))
+    assert all(0.10004 <= lr <= 0.10006 for lr in narrow)
+
+
+def test_the_best_learning_rate_by_hand(tmp_path: Path) -> None:
+    asked = request(tmp_path, *SMALL, "tune.seeds=[7, 8]")
+    found, ends = tuned(asked)
+    assert len(ends) == 6
+    for arm in ("sgd", "block-adam"):
+        values = {lr: by_hand(asked, arm, lr) for lr in grid(asked.settings.tune)}
+        best = found[arm][""]
+        assert best["tried"] == [[lr, value] for lr, value in values.items()]
+        assert best["value"] == max(values.values())
+        assert best["lr"] == min(lr for lr in values if values[lr] == best["value"])
+        assert (best["trials"], best["objective"]) == (3, "validation_accuracy")
+
+
+def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
+    first, _ = tuned(request(tmp_path, *SMALL))
+    again, ends = tuned(request(tmp_path, *SMALL, "optimizers=['block-adam']", "seeds=[5]", "lr.sgd=1.0"))
+    assert ends == []
+    assert again["block-adam"] == first["block-adam"]
+    _, ends = tuned(request(tmp_path, *SMALL, "optimizers=['block-adam']", "optimizer.block_size=5"))
+    assert len(ends) == 3
+
+
+def test_a_trial_that_diverges_is_the_worst_and_an_edge_is_told(tmp_path: Path) -> None:
+    changes = ("optimizers=['sgd']", "tune.trials=2", "tune.low=1e-2", "tune.high=1e30", "epochs=2")
+    found, _ = tuned(request(tmp_path, *SMALL, *changes))
+    best = found["sgd"][""]
+    assert (best["lr"], best["tried"][1]) == (1e-2, [1e30, None])
+    assert best["warning"] == (
+        "The best learning rate is at the lower edge of the range; move `tune.low` and tune again."
+    )
+    hopeless, _ = tuned(request(tmp_path, *SMALL, *changes, "tune.low=1e29"))
+    assert hopeless["sgd"][""]["warning"] == "Every learning rate diverged."
+    assert hopeless["sgd"][""]["value"] is None
+
+
+def test_no_warning_inside_the_range(tmp_path: Path) -> None:
+    changes = ("optimizers=['sgd']", "tune.low=1e-6", "tune.high=1e4", "epochs=3")  # 0.1 in the middle
+    found, _ = tuned(request(tmp_path, *SMALL, *changes))
+    assert found["sgd"][""]["lr"] == 0.1
+    assert "warning" not in found["sgd"][""]
+
+
+def test_a_trial_that_fails_leaves_the_other_arms_alone(tmp_path: Path) -> None:
+    asked = request(tmp_path, *SMALL, "optimizers=['full-adagrad', 'sgd']")
+    found, ends = tuned(asked)
+    assert found.keys() == {"sgd"}
+    failed = [end for end in ends if isinstance(end, Failed)]
+    assert failed
+    assert all(end.kind == "ValueError" for end in failed)
+    assert "4096" in (tmp_path / "tuning" / "full-adagrad" / "-" / "error.txt").read_text().replace(",", "")
+
+
+def test_a_point_that_two_have_put_up_is_tried_once(tmp_path: Path) -> None:
+    asked = request(tmp_path, *SMALL, "optimizers=['sgd']")
+    job = TrialJob(asked, f"sqlite:///{tmp_path / 'tuning.db'}", "sgd", "")
+    study = job.study()
+    for _ in range(2):
+        for point, lr in enumerate(grid(asked.settings.tune)):
+            study.enqueue_trial({"lr": lr}, user_attrs={tuning.POINT: point})
+    tuned(asked)
+    states = [trial.state for trial in study.get_trials()]
+    assert states.count(TrialState.COMPLETE) == 3
+    assert states.count(TrialState.PRUNED) + states.count(TrialState.WAITING) == 3
+
+
+def test_test_images_have_no_part_in_it(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (60, 28, 28), dtype=np.uint8)
+    write(tmp_path / "mnist", "train", images)
+    write(tmp_path / "mnist", "test", images[:20], first_label=50)  # a loss on such labels raises
+    changes = ("data=mnist", "optimizers=['sgd']", "epochs=1", "tune.trials=2")
+    asked = request(tmp_path / "out", *SMALL, *changes, data_dir=tmp_path)
+    found, _ = tuned(asked)
+    assert found["sgd"][""]["trials"] == 2
+    with pytest.raises(IndexError):
+        asked.task(RunKey("sgd", "", 0), 0.1).advance()
+
+
+# Several processes ----------------------------------------------------------------------------------------------------
+
+
+def complete(database: Path) -> list[optuna.trial.FrozenTrial]:
+    url = f"sqlite:///{database}"
+    names = optuna.get_all_study_names(url)
+    trials = [trial for name in names for trial in optuna.load_study(study_name=name, storage=url).trials]
+    return [trial for trial in trials if trial.state == TrialState.COMPLETE]
+
+
+def test_two_processes_share_one_study(tmp_path: Path) -> None:
+    database = tmp_path / "shared.db"
+    changes = (*SMALL, "optimizers=['sgd']", "tune.trials=8")
+    options = ["--tune", "--storage", f"sqlite:///{database}"]
+    commands = [run_command(tmp_path / name, *changes, options=options) for name in ("first", "second")]
+    processes = [
+        subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+        for command in commands
+    ]
+    written = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], written
+    tried = [words.count("tuning, sgd: lr") for words, _ in written]
+    assert sum(tried) == 8
+    assert len(complete(database)) == 8
+    found = [read_json(tmp_path / name / "tuned.json") for name in ("first", "second")]
+    assert found[0] == found[1]
+    alone, _ = tuned(request(tmp_path / "alone", *changes))
+    assert found[0] == alone
+
+
+IMPATIENT = """
+from blockadapt_experiments import tuning
+tuning.HEARTBEAT, tuning.GRACE, tuning.PATIENCE = 1, 2, 0.2
+from blockadapt_experiments.__main__ import main
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_tuning_goes_on_after_kill_9(tmp_path: Path) -> None:
+    program = tmp_path / "impatient.py"
+    program.write_text(IMPATIENT)
+    out = tmp_path / "out"
+    changes = (*SMALL, "optimizers=['block-adam']", "epochs=40")
+    command = [sys.executable, str(program), *run_command(out, *changes, options=["--tune"])[3:]]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: (out / "tuning.db").exists() and len(complete(out / "tuning.db")) == 1)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    done = finished(command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tuning, block-adam: lr") == 2
+    assert "Waiting for trials that other processes have claimed, 1 of them." in done.stdout
+    found = read_json(out / "tuned.json")
+    alone, _ = tuned(request(tmp_path / "alone", *changes))
+    assert found == alone
+    run = json.loads((out / "runs" / "block-adam" / "-" / "seed-0" / "run.json").read_text())
+    assert run["lr"] == found["block-adam"][""]["lr"]
