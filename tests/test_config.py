@@ -118,7 +118,9 @@ REFUSED = {
     "optimizers=[]": "settings: `optimizers` must be one or more different names, got [].",
     "optimizers=['blok-adam']": "mnist-lenet300: `optimizers` has an unknown optimizer 'blok-adam'; the nearest is "
     "'block-adam'.",
-    "schedule.kind=cosine": "mnist-lenet300: `schedule.kind` must be one of 'constant', 'step', 'dev', 'sqrt', got 'cosine'.",
+    "schedule.kind=cosine": (
+        "mnist-lenet300: `schedule.kind` must be one of 'constant', 'step', 'dev', 'sqrt', got 'cosine'."
+    ),
     "data=cifar": "mnist-lenet300: `data` must be one of 'mnist', 'digits', got 'cifar'.",
     "tune.low=0": "tune: `low` must be a finite number > 0, got 0.0.",
     "tune.high=1e-9": "tune: `high` must be a finite number in (0.001, inf), got 1e-09.",
@@ -131,20 +133,20 @@ REFUSED = {
 
 @pytest.mark.parametrize("change", REFUSED)
 def test_what_is_wrong_gets_one_sentence(change: str) -> None:
-    with pytest.raises(ValueError, match="^") as refusal:
+    with pytest.raises(ValueError, match=r"^") as refusal:
         lenet(change)
     assert str(refusal.value) == REFUSED[change]
 
 
 def test_an_unknown_scale_gets_one_sentence() -> None:
     sentence = "mnist-lenet300: `scale` must be one of 'smoke', 'laptop', 'paper', got 'huge'."
-    with pytest.raises(ValueError, match="^") as refusal:
+    with pytest.raises(ValueError, match=r"^") as refusal:
         lenet(scale="huge")
     assert str(refusal.value) == sentence
 
 
 def test_an_unknown_experiment_gets_one_sentence() -> None:
-    with pytest.raises(ValueError, match="^") as refusal:
+    with pytest.raises(ValueError, match=r"^") as refusal:
         get_experiment("mnist-lenet3000")
     assert str(refusal.value) == (
         "blockadapt: there is no experiment 'mnist-lenet3000'; the nearest is 'mnist-lenet300'."

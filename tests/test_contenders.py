@@ -246,7 +246,7 @@ BLOCK_RULES: list[tuple[str, Kind, dict[str, Any]]] = [
     ("block-adam-clip", "adam", {"clip": (FINAL, GAMMA)}),
     ("block-amsgrad", "adam", {"amsgrad": True}),
     ("block-rmsprop", "rmsprop", {"betas": (0.0, RMS)}),
-    ("block-rmsprop-clip", "rmsprop", {"betas": (0.0, RMS), "clip": (FINAL, GAMMA)}),
+    ("block-rmsprop-clip", "rmsprop", {"betas": (0.0, RMS), "clip": ((1 - BETA1) * FINAL, GAMMA)}),
     ("block-adagrad", "adagrad", {}),
     ("block-adafom", "adafom", {}),
     ("full-adagrad", "adagrad", {}),

@@ -155,8 +155,8 @@ def test_a_missing_folder_says_both_ways(tmp_path: Path) -> None:
     with pytest.raises(MissingData) as missing:
         load_images("mnist", tmp_path)
     assert str(missing.value) == (
-        f"data: mnist was not found in {tmp_path}; put its train-*.parquet and test-*.parquet (hub id ylecun/mnist) into "
-        "DIR/mnist and give --data-dir DIR, or leave --data-dir out and be online once to have it downloaded."
+        f"data: mnist was not found in {tmp_path}; put its train-*.parquet and test-*.parquet (hub id ylecun/mnist) "
+        "into DIR/mnist and give --data-dir DIR, or leave --data-dir out and be online once to have it downloaded."
     )
 
 

@@ -33,7 +33,7 @@ def names(folder: Path) -> set[str]:
 def test_a_file_that_could_not_be_finished_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_json(path, {"old": 1})
-    with pytest.raises(RuntimeError, match="power"), atomic(path) as file:
+    with pytest.raises(RuntimeError, match="power"), atomic(path) as file:  # noqa: PT012
         file.write(b"half a")
         raise RuntimeError("power")
     assert read_json(path) == {"old": 1}
@@ -120,7 +120,7 @@ def test_a_run_keeps_what_it_was_begun_with(record: RunRecord) -> None:
     about = {"arm": "adam", "lr": 0.1, "settings": {"epochs": 3}, "environment": {"threads": 2}}
     assert record.begin(about) == about
     assert record.begin({**about, "environment": {"threads": 1}}) == about
-    with pytest.raises(ValueError, match="^") as refusal:
+    with pytest.raises(ValueError, match=r"^") as refusal:
         record.begin({**about, "lr": 0.2})
     assert str(refusal.value) == "run: `lr` must be 0.1 as in what adam, seed 3 was begun with, got 0.2."
 
@@ -146,7 +146,7 @@ def test_a_directory_takes_one_experiment(tmp_path: Path) -> None:
         ({"settings": {"optimizer": {"eps": 0.1}}}, "run: `epochs` must be 3 as in the runs in {out}, got nothing."),
         ({"tune": True}, "run: `tune` must be False as in the runs in {out}, got True."),
     ):
-        with pytest.raises(ValueError, match="^") as refusal:
+        with pytest.raises(ValueError, match=r"^") as refusal:
             begin_experiment(tmp_path, {**about, **changed})
         assert str(refusal.value) == sentence.format(out=tmp_path)
     assert read_json(tmp_path / "experiment.json") == about

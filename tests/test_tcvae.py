@@ -128,7 +128,7 @@ def test_the_authors_strides_miss_the_diagonal() -> None:
     posterior, z = random_posterior(batch, 3)
     pairs = tcvae.log_normal(z.unsqueeze(1), *posterior).sum(2)
     estimates = [(weights.log() + pairs).logsumexp(1) for weights in (ours, theirs)]
-    assert (estimates[0] - estimates[1]).abs().min() > 0.01
+    assert (estimates[0] - estimates[1])[1:].abs().min() > 0.1  # the first row has the diagonal in the first column
 
 
 def test_stratified_estimates_are_right_on_average_over_all_minibatches() -> None:

@@ -9,17 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_records import write_experiment, write_run
+from torch import nn
 
+from blockadapt import plan
 from blockadapt_experiments.config import load, plain
+from blockadapt_experiments.contenders import make_optimizer
+from blockadapt_experiments.estimate import dry_run
 from blockadapt_experiments.experiment import Outcome, Row, RunKey
 from blockadapt_experiments.experiments import get_experiment
-from blockadapt_experiments.experiments.tcvae import TCVAE, TcvaeSettings, TcvaeTask, judge_best, judge_higher
+from blockadapt_experiments.experiments.tcvae import MODELS, TCVAE, TcvaeSettings, TcvaeTask, judge_best, judge_higher
 from blockadapt_experiments.experiments.tcvae_drawing import SPAN
-from blockadapt_experiments.planning import plan_experiment
+from blockadapt_experiments.runner import Request
 from blockadapt_experiments.sprites import SIZES, load_sprites
 from blockadapt_experiments.summary import Summary, read
 from blockadapt_experiments.tcvae import Posterior, Terms, information_gaps
+from run_records import write_experiment, write_run
 
 TINY = ("values=[1, 2, 2, 3, 3]", "width=32", "latents=3", "batch=8", "steps=11", "every=2", "mig_every=4")
 """36 images: an epoch has four minibatches, and four images that fill none."""
@@ -75,13 +79,14 @@ def test_a_run_that_was_stopped_ends_bit_identically(arm: str, tuning: bool) -> 
 
 @pytest.mark.parametrize("arm", CONTENDERS)
 def test_all_contenders_start_alike_and_move(arm: str) -> None:
-    task, other = make(arm, "every=1", lr=1e-5), make("sgd", "every=1", lr=1e-3)
+    task, other = make(arm, "every=1", "width=8", lr=1e-4), make("sgd", "every=1", "width=8", lr=1e-3)
     before = {name: value.clone() for name, value in task.model.named_parameters()}
     assert all(torch.equal(value, before[name]) for name, value in other.model.named_parameters())
     assert task.advance() == other.advance()  # measured before the first step
     task.advance()  # SOAP's first step only sets its basis
-    moved = [name for name, value in task.model.named_parameters() if not torch.equal(value, before[name])]
-    assert len(moved) >= len(before) - 10  # a bias before BatchNorm need not move
+    kernels = [(name, value) for name, value in task.model.named_parameters() if value.dim() == 4]
+    assert len(kernels) == 12
+    assert not any(torch.equal(value, before[name]) for name, value in kernels)
     assert task.step == 2
 
 
@@ -240,17 +245,27 @@ def test_settings_that_cannot_be_are_refused(change: str, sentence: str) -> None
         TCVAE.task(settings(change), RunKey("adam", "beta=6", 0), 1e-3, None, False)
 
 
-def test_blocks_are_spatial_kernels_and_columns_of_pointwise_ones() -> None:
-    planned = str(plan_experiment("tcvae", "block-adam", "paper", ()))
-    lines = {line.split()[0]: line.split() for line in planned.splitlines() if line.startswith(("encoder", "decoder"))}
-    for name, grouping, blocks in (
-        ("encoder.12.weight", "filter", 512 * 64),
-        ("encoder.15.weight", "input", 2 * 512),
-        ("decoder.0.weight", "input", None),
-        ("decoder.3.weight", "filter", 512 * 64),
-    ):
-        assert grouping in " ".join(lines[name]), lines[name]
-        assert blocks is None or f"{blocks:,}" in lines[name] or str(blocks) in lines[name], lines[name]
+def test_blocks_are_spatial_kernels_and_runs_of_outputs_of_pointwise_ones() -> None:
+    paper = load(TCVAE, "paper")
+    model = MODELS["tcvae"](paper)
+    cut = plan(make_optimizer("block-adam", model, 1e-3, paper.optimizer, steps=1))
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_298_581
+    assert cut.sizes[16] == sum(
+        layer.in_channels * layer.out_channels
+        for layer in model.modules()
+        if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)) and layer.kernel_size == (4, 4)
+    )
+    # 512 → 20 in runs of 10 outputs, 10 → 512 in runs of 10 and one of 2 for each input, biases and norms in chunks.
+    vectors = [value.numel() for value in model.parameters() if value.dim() == 1]
+    assert cut.sizes[10] == 2 * 512 + 10 * 51 + sum(size // 10 for size in vectors)
+
+
+def test_a_dry_run_can_tell_what_a_run_takes(tmp_path: Path) -> None:
+    request = Request("tcvae", "smoke", settings("optimizers=['block-adam']"), tmp_path)
+    (estimate,) = dry_run(request)
+    assert (estimate.arm, estimate.variant, estimate.steps) == ("block-adam", "beta=6", 11)
+    assert estimate.seconds >= 11 * estimate.step_seconds > 0
+    assert make().work.measured == 3 * 36 / 8
 
 
 # Claims and drawings ------------------------------------------------------------------------------------------------

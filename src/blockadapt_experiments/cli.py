@@ -90,8 +90,9 @@ def run(
         if dry_run:
             session.show()
             return
+        session.check(tune)
         _require_directory("run", out)
-        session.prepare(tune)
+        session.begin(tune)
         try:
             rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}") if tune else None
             complete = session.run(rates)

@@ -311,11 +311,8 @@ def _ggt(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -
     )
 
 
-def _block_options(
-    model: nn.Module, lr: float, settings: OptimizerSettings, clip_steps: int | None = None
-) -> dict[str, Any]:
-    """What all block methods get; the spectrum is clipped over so many steps, or not at all."""
-    clip = None if clip_steps is None else SpectrumClip(settings.final_lr, gamma=settings.clip_progress / clip_steps)
+def _block_options(model: nn.Module, lr: float, settings: OptimizerSettings) -> dict[str, Any]:
+    """What all block methods get."""
     return {
         "params": param_groups(model) if settings.grouping == "auto" else model.named_parameters(),
         "lr": lr,
@@ -323,7 +320,6 @@ def _block_options(
         "weight_decay": settings.weight_decay,
         "grouping": settings.grouping,
         "block_size": settings.block_size,
-        "clip": clip,
         "refresh_every": settings.refresh_every,
     }
 
@@ -333,7 +329,8 @@ def _block_adam(amsgrad: bool = False, clipped: bool = False) -> Builder:
 
     def build(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
         return BlockAdam(
-            **_block_options(model, lr, settings, steps if clipped else None),
+            **_block_options(model, lr, settings),
+            clip=SpectrumClip(settings.final_lr, settings.clip_progress / steps) if clipped else None,
             betas=(settings.beta1, settings.beta2),
             amsgrad=amsgrad,
             bias_correction=settings.bias_correction,
@@ -343,11 +340,15 @@ def _block_adam(amsgrad: bool = False, clipped: bool = False) -> Builder:
 
 
 def _block_rmsprop(clipped: bool) -> Builder:
-    """`BlockRMSprop`, without bias correction like torch's RMSprop."""
+    """`BlockRMSprop`, without bias correction like torch's RMSprop.
+
+    It moves by the gradient itself, not by an average of it, so it ends on (1 − β₁) α*, SGD's own learning rate.
+    """
 
     def build(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
-        options = _block_options(model, lr, settings, steps if clipped else None)
-        return BlockRMSprop(**options, alpha=settings.rms_decay)
+        final_lr = (1 - settings.beta1) * settings.final_lr
+        clip = SpectrumClip(final_lr, settings.clip_progress / steps) if clipped else None
+        return BlockRMSprop(**_block_options(model, lr, settings), alpha=settings.rms_decay, clip=clip)
 
     return build
 

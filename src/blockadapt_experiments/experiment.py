@@ -1,7 +1,8 @@
 """What an experiment is: a set of runs, each cut into units of work, and what is read off them.
 
-A run is one arm (an optimizer, by name), one variant (a setting that the experiment sweeps; "" if it sweeps none) and one
-seed. `runner.py` takes runs forward unit by unit, `records.py` keeps what they measured, `summary.py` reads it back.
+A run is one arm (an optimizer, by name), one variant (a setting that the experiment sweeps; "" if it sweeps none) and
+one seed. `runner.py` takes runs forward unit by unit, `records.py` keeps what they measured, `summary.py` reads it
+back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from blockadapt_experiments.summary import Summary
 
 Row = dict[str, float]
-"""One line of measurements: the axis ("step" or "epoch") and any of the experiment's metrics. Never a time."""
+"""One line of measurements: the axis ("step", "epoch", …) and any of the experiment's metrics. Never a time."""
 
 ConfigT = TypeVar("ConfigT")
 
@@ -100,12 +101,12 @@ class Experiment(Generic[ConfigT]):
         title: One line for people.
         section: Where the paper has it.
         config: The class of its settings, a frozen dataclass that `config.py` fills from TOML.
-        axis: What curves are drawn over; a key of the rows, "epoch" or "step".
+        axis: What curves are drawn over; a key of the rows.
         metrics: What its rows hold; the first is drawn first.
         objective: The metric that learning rates are tuned by, on validation data; None if there is nothing to tune.
         variants: The variants of these settings, [""] if there is no sweep.
-        task: Makes the run, with this learning rate. With `tuning` it never touches test data: it trains on a part of the
-            training data and its rows hold `objective`, measured on the rest.
+        task: Makes the run, with this learning rate. With `tuning` it never touches test data: it trains on a part of
+            the training data and its rows hold `objective`, measured on the rest.
         claims: The paper's claims.
         target: The metric and the value to be reached for "steps to target"; None if there is no such thing.
         draw: Draws what curves cannot show, from a summary into PNG files in a directory; returns the files.

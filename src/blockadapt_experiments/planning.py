@@ -20,10 +20,10 @@ def plan_experiment(name: str, optimizer: str, scale: str, changes: Sequence[str
         ValueError: There is no such experiment or optimizer, or it is no block method, or has no model to cut up.
     """
     experiment = get_experiment(name)
-    settings = load(experiment, scale, [*changes, f"optimizers=['{optimizer}']"])
     models = getattr(import_module(f"{get_experiment.__module__}.{EXPERIMENTS[name]}"), "MODELS", {})
     if name not in models:
         raise ValueError(f"plan: {name} has no model to plan.")
+    settings = load(experiment, scale, [*changes, f"optimizers=['{optimizer}']"])
     made = make_optimizer(optimizer, models[name](), CONTENDERS[optimizer].lr, settings.optimizer, steps=1)
     if not isinstance(made, BlockOptimizer):
         raise ValueError(f"plan: `optimizer` must be one of the block methods, got {optimizer!r}.")

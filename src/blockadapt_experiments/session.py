@@ -39,16 +39,23 @@ class Session:
         self.console.print(runs_table(jobs))
         self._say_plan(jobs)
 
-    def prepare(self, tuned: bool) -> None:
-        """Check that it can work and make the directory.
+    def check(self, tuned: bool) -> None:
+        """Make sure that it can work, before anything is written.
 
         Raises:
-            ValueError: It cannot: a setting, missing data, or a directory that holds other runs.
+            ValueError: It cannot: a setting, or missing data.
+        """
+        if tuned and get_experiment(self.request.experiment).objective is None:
+            raise ValueError(f"run: {self.request.experiment} has no learning rate to tune; leave --tune out.")
+        check([job for job in run_jobs(self.request, {}) if not job.record.finished])
+
+    def begin(self, tuned: bool) -> None:
+        """Write what will be done into the directory.
+
+        Raises:
+            ValueError: It holds other runs.
         """
         request = self.request
-        if tuned and get_experiment(request.experiment).objective is None:
-            raise ValueError(f"run: {request.experiment} has no learning rate to tune; leave --tune out.")
-        check([job for job in run_jobs(request, {}) if not job.record.finished])
         about = {
             "experiment": request.experiment,
             "scale": request.scale,

@@ -125,7 +125,7 @@ def _chunks(count: int) -> int:
 
 
 def _packed(images: np.ndarray) -> np.ndarray:
-    return np.packbits(images.reshape(len(images), -1), axis=1)
+    return np.packbits(images.reshape(len(images), SIDE * SIDE), axis=1)
 
 
 # Drawn --------------------------------------------------------------------------------------------------------------
@@ -203,7 +203,8 @@ def _file(data_dir: Path | None) -> Path:
 def _read(path: Path, values: Sequence[int]) -> Sprites:
     """The part of the file's grid that is kept, in the order of the grid, whatever the order of the file."""
     try:
-        with np.load(path, allow_pickle=False) as archive:  # reads members as they are asked for
+        # Opened here, because NumPy leaves a damaged file open. It reads members as they are asked for.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             classes = np.asarray(archive["latents_classes"])[:, -len(FACTORS) :]  # the first is a colour, always white
         sizes = tuple(int(size) for size in classes.max(axis=0) + 1)
         place = np.ravel_multi_index(tuple(classes.T), sizes)

@@ -75,6 +75,12 @@ class ConvVAE(nn.Module):
         opening = [nn.ConvTranspose2d(latents, hidden, 1), nn.ConvTranspose2d(hidden, channels[-1], 4)]
         self.decoder = nn.Sequential(*_normalised([*opening, *growing]), nn.ConvTranspose2d(channels[0], 1, 4, 2, 1))
 
+    def forward(self, images: Tensor, noise: Tensor) -> tuple[Posterior, Tensor, Tensor]:
+        """q(z|x) of images [count, 1, 64, 64], a z from each by this noise [count, latents], and logits of its pixels."""
+        posterior = self.encode(images)
+        z = posterior.sample(noise)
+        return posterior, z, self.decode(z)
+
     def encode(self, images: Tensor) -> Posterior:
         """q(z|x) of images [count, 1, 64, 64]."""
         parameters = self.encoder(images).view(-1, self.latents, 2)

@@ -20,8 +20,8 @@ class Panel:
 
     Attributes:
         heading: What they are of, over one or more lines.
-        bars: Mean and half width of its interval by label; a mean of nan where a run diverged, a half width of nan where
-            none is known.
+        bars: Mean and half width of its interval by label; a mean of nan where a run diverged, a half width of nan
+            where none is known.
     """
 
     heading: str

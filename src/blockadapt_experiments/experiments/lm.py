@@ -98,8 +98,8 @@ class LanguageTask:
     """One run, up to 100 steps a unit; a row an epoch.
 
     Rows hold epoch, step, the mean loss of a token over the epoch's training, with dropout and while the weights moved,
-    and perplexities after it. A loss or a gradient that is not finite ends the training, and the row of that epoch says
-    so. What dropout draws comes from torch's global generator, which the runner keeps.
+    and perplexities after it. A loss, gradient or perplexity that is not finite ends the training, and the row of that
+    epoch says so. What dropout draws comes from torch's global generator, which the runner keeps.
 
     Args:
         settings: How to train.
@@ -213,6 +213,7 @@ class LanguageTask:
         row: Row = {"epoch": self.epoch, "step": self.step, "train_loss": self.loss_sum / self.position}
         for name, text in self.corpus.held_out.items():
             row[f"{name}_perplexity"] = perplexity(self.model, text, self.corpus.end, self.settings.unroll)
+            self.diverged |= not math.isfinite(row[f"{name}_perplexity"])
         self.schedule.after_epoch(row["valid_perplexity"])
         self.memory, self.position, self.loss_sum = None, 0, 0.0
         return row

@@ -15,7 +15,7 @@ from the run's own generators.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,8 +35,7 @@ from blockadapt_experiments.experiments.verdicts import BySeed, difference, is_b
 from blockadapt_experiments.sprites import FACTORS, SIZES, Sprites, load_sprites
 from blockadapt_experiments.summary import Summary
 from blockadapt_experiments.tcvae import ConvVAE, Estimator, Posterior, Terms, information_gaps, objective_terms
-
-MODELS = {"tcvae": ConvVAE}
+from blockadapt_experiments.training import Work, best_device, initial
 
 JUDGED = FACTORS[1:]
 """The factors that MIG is about: the authors leave out the shape."""
@@ -120,9 +119,11 @@ class TcvaeTask:
         self.validation = mixed[: settings.held_out] if tuning else None
         self.train = mixed[settings.held_out :] if tuning else mixed
         weights, order, noise, self.measuring = (int(w) for w in np.random.SeedSequence(key.seed).generate_state(4))
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model = _initial(settings, weights).to(self.device)
+        self.device = best_device()
+        self.model = initial(lambda: MODELS["tcvae"](settings), weights).to(self.device)
         self.optimizer = make_optimizer(key.arm, self.model, lr, settings.optimizer, settings.steps)
+        gaps = math.ceil(settings.steps / settings.mig_every)
+        self.work = Work(settings.steps, gaps * len(sprites) / settings.batch)
         self.order, self.noise = _generator(order), _generator(noise)
         self._begin_epoch()
         self.step = self.state_bytes = 0
@@ -201,9 +202,9 @@ class TcvaeTask:
 
     def _terms(self, rows: Tensor, noise: torch.Generator) -> Terms:
         images = self.sprites.images(rows).to(self.device)
-        posterior = self.model.encode(images)
-        z = posterior.sample(torch.randn(len(rows), self.settings.latents, generator=noise).to(self.device))
-        return objective_terms(images, self.model.decode(z), z, posterior, len(self.train), self.settings.estimator)
+        drawn = torch.randn(len(rows), self.settings.latents, generator=noise).to(self.device)
+        posterior, z, logits = self.model(images, drawn)
+        return objective_terms(images, logits, z, posterior, len(self.train), self.settings.estimator)
 
     def _train(self) -> tuple[Tensor, bool]:
         """One step, unless the loss or a gradient is not finite: the terms, [4], and whether it was taken."""
@@ -273,13 +274,13 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _initial(settings: TcvaeSettings, seed: int) -> ConvVAE:
-    """The networks with the weights of this seed; torch's global generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = ConvVAE(settings.latents, settings.width)
+def _model(settings: TcvaeSettings) -> ConvVAE:
+    model = ConvVAE(settings.latents, settings.width)
     # A quarter faster on the CPU, to the same numbers but for rounding.
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+MODELS: Mapping[str, Callable[[TcvaeSettings], ConvVAE]] = {"tcvae": _model}
 
 
 def _row(terms: Terms) -> Row:
