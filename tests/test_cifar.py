@@ -302,6 +302,7 @@ def test_autocast_computes_in_bfloat16_and_keeps_all_else_in_float32(data_dir: P
         conv.register_forward_hook(lambda module, inputs, output, found=found: found.add(output.dtype))  # type: ignore[misc]
         (row,) = task.advance()
         losses[autocast] = row["train_loss"]
+        assert task._scores(task.sets.train.images[:2]).dtype == torch.float32  # the loss is computed from these
         assert {parameter.dtype for parameter in task.model.parameters()} == {torch.float32}
         kept = [value for state in task.optimizer.state.values() for name, value in state.items() if name != "step"]
         assert {value.dtype for value in kept} == {torch.float32}

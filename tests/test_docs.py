@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+RESULTS = ROOT / "docs" / "results"
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(RESULTS.glob("*.md"))]
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
@@ -91,7 +92,8 @@ def test_every_relative_link_leads_to_a_file_and_every_anchor_to_a_heading(docum
 
 
 def test_the_readme_links_to_every_document() -> None:
-    linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
+    pages = (ROOT / "README.md", RESULTS / "README.md")  # which links to every result
+    linked = {(page.parent / link.partition("#")[0]).resolve() for page in pages for link in links(page)}
     assert {path for path in DOCUMENTS[1:] if path.resolve() not in linked} == set()
 
 

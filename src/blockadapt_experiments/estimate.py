@@ -17,6 +17,7 @@ from blockadapt.optimizers import BlockOptimizer
 from blockadapt_experiments.display import table_of
 from blockadapt_experiments.environment import state_bytes_of
 from blockadapt_experiments.experiment import Row, RunKey
+from blockadapt_experiments.report.formats import number
 from blockadapt_experiments.runner import Request, threads, warm_up
 from blockadapt_experiments.training import Work
 
@@ -99,7 +100,7 @@ def estimates_table(estimates: Sequence[Estimate]) -> Table:
         name = ", ".join(part for part in (estimate.arm, estimate.variant) if part)
         blocks = ", ".join(f"{count:,} × {n}" for n, count in estimate.sizes.items()) or "–"
         numbers = (f"{estimate.parameters:,}", f"{estimate.steps:,}", blocks, f"{estimate.state_bytes / 1e6:,.1f}")
-        table.add_row(name, *numbers, f"{1e3 * estimate.step_seconds:,.3g}", duration(estimate.seconds))
+        table.add_row(name, *numbers, number(1e3 * estimate.step_seconds, 3), duration(estimate.seconds))
     return table
 
 

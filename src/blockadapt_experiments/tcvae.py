@@ -76,7 +76,7 @@ class ConvVAE(nn.Module):
         self.decoder = nn.Sequential(*_normalised([*opening, *growing]), nn.ConvTranspose2d(channels[0], 1, 4, 2, 1))
 
     def forward(self, images: Tensor, noise: Tensor) -> tuple[Posterior, Tensor, Tensor]:
-        """q(z|x) of images [count, 1, 64, 64], a z from each by this noise [count, latents], and logits of its pixels."""
+        """q(z|x) of images [count, 1, 64, 64], a z of each by this noise [count, latents], logits of its pixels."""
         posterior = self.encode(images)
         z = posterior.sample(noise)
         return posterior, z, self.decode(z)

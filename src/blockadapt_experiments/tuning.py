@@ -12,6 +12,7 @@ there and gives signs of life while it works; a trial whose process has died is 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -26,11 +27,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import optuna
 import torch
-from filelock import FileLock
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import TrialState
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
+from blockadapt._validation import refusal
 from blockadapt_experiments.config import TuneSettings, plain
 from blockadapt_experiments.experiment import Row, RunKey
 from blockadapt_experiments.experiments import get_experiment
@@ -46,6 +48,9 @@ GRACE = 15
 
 PATIENCE = 1.0
 """Seconds between two looks at trials that others have claimed."""
+
+PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2)
+"""Seconds between attempts to open a database that another process is just making."""
 
 POINT = "point"
 """The attribute of a trial that says which point of the grid it is."""
@@ -90,7 +95,7 @@ class TrialJob:
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         parts = (self.request.experiment, self.request.scale, self.arm, self.variant, digest)
         return optuna.create_study(
-            storage=_storage(self.storage, self.request.out),
+            storage=_storage(self.storage),
             study_name=" ".join(part for part in parts if part),
             direction="minimize" if self.low_is_better else "maximize",
             sampler=optuna.samplers.RandomSampler(seed=0),  # never asked: every trial is put up with its learning rate
@@ -155,10 +160,23 @@ def _claimed_before(study: optuna.Study, trial: optuna.Trial, point: int) -> boo
 
 
 @lru_cache(maxsize=1)
-def _storage(url: str, out: Path) -> RDBStorage:
+def _storage(url: str) -> RDBStorage:
+    """The database. Of two that first open it at once, one may find tables half made by the other: it tries again."""
+    try:
+        for pause in PAUSES:
+            with contextlib.suppress(DatabaseError):
+                return _opened(url)
+            time.sleep(pause)
+        return _opened(url)
+    except (SQLAlchemyError, ImportError) as error:
+        rule = f"the URL of a database that can be opened ({type(error).__name__})"
+        raise ValueError(refusal("run", "storage", rule, url)) from error
+
+
+def _opened(url: str) -> RDBStorage:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # others may be writing
-    with warnings.catch_warnings(), FileLock(out / ".lock"):  # two processes must not both make the tables
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         return RDBStorage(url, engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
 
