@@ -290,9 +290,9 @@ def kill_when_files_change(process: subprocess.Popen[bytes], out: Path, changes:
     process.wait()
 
 
-def survives(tmp_path: Path, jobs: int, kills: int, chance: random.Random) -> None:
+def survives(tmp_path: Path, jobs: int, kills: int, chance: random.Random, epochs: int = 25) -> None:
     """Kill the command so often, each time when its files have changed for a while; then compare the bytes."""
-    out, changes = tmp_path / "out", ("epochs=25",)
+    out, changes = tmp_path / "out", (f"epochs={epochs}",)
     command = run_command(out, *changes, options=["--jobs", str(jobs)])
     for _ in range(kills):
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": ENVIRONMENT}
@@ -313,7 +313,7 @@ def test_the_command_goes_on_after_kill_9(tmp_path: Path) -> None:
 
 
 def test_parallel_runs_equal_those_one_by_one(tmp_path: Path) -> None:
-    survives(tmp_path, 2, 0, random.Random())
+    survives(tmp_path, 2, 0, random.Random(), epochs=3)
 
 
 @linux
