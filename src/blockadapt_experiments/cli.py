@@ -58,7 +58,7 @@ def run(
     ] = None,
     optimizers: Annotated[str | None, typer.Option(metavar="A,B", help="Only these optimizers.")] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where data sets lie as Parquet; the hub if not given.")
+        Path | None, typer.Option(metavar="DIR", help="Where data sets or texts lie; the hub if not given.")
     ] = None,
     changes: Changes = None,
     jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, which share the cores.")] = 1,
@@ -88,7 +88,7 @@ def run(
         request = Request(experiment, scale, settings, out, data_dir, threads_for(jobs), tensorboard)
         session = Session(request, jobs, command, Console())
         if dry_run:
-            session.show()
+            session.show(tune)
             return
         session.check(tune)
         _require_directory("run", out)

@@ -86,8 +86,8 @@ class DenseNet(nn.Module):
         depth: Layers with weights, 6n + 4 for n layers in each block.
         growth: Feature maps that a layer adds.
         classes: Outputs.
-        checkpointing: Whether to keep less for the backward pass and compute it again: less memory for a third more
-            time, and the same gradients.
+        checkpointing: Whether to keep less for the backward pass and compute it again: less memory for the time of
+            another forward pass, and the same gradients.
     """
 
     def __init__(self, depth: int, growth: int, classes: int, *, checkpointing: bool = False) -> None:

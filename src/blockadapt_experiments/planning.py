@@ -24,7 +24,7 @@ def plan_experiment(name: str, optimizer: str, scale: str, changes: Sequence[str
     if name not in models:
         raise ValueError(f"plan: {name} has no model to plan.")
     settings = load(experiment, scale, [*changes, f"optimizers=['{optimizer}']"])
-    made = make_optimizer(optimizer, models[name](), CONTENDERS[optimizer].lr, settings.optimizer, steps=1)
+    made = make_optimizer(optimizer, models[name](settings), CONTENDERS[optimizer].lr, settings.optimizer, steps=1)
     if not isinstance(made, BlockOptimizer):
         raise ValueError(f"plan: `optimizer` must be one of the block methods, got {optimizer!r}.")
     return plan(made)

@@ -146,7 +146,7 @@ class RunRecord:
         """The last checkpoint, all files cut back to it; None to begin at the beginning."""
         state: dict[str, Any] | None = None
         if self._checkpoint.exists():
-            state = torch.load(self._checkpoint, weights_only=True)
+            state = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
         for path, kept in ((self.metrics, "metrics_bytes"), (self._timing, "timing_bytes")):
             with path.open("ab") as file:
                 file.truncate(state[kept] if state else 0)

@@ -11,6 +11,7 @@ from rich.console import Console
 from blockadapt_experiments.config import plain
 from blockadapt_experiments.display import job_progress, runs_table, say
 from blockadapt_experiments.environment import environment
+from blockadapt_experiments.estimate import dry_run, duration, estimates_table, total_seconds
 from blockadapt_experiments.experiments import get_experiment
 from blockadapt_experiments.records import begin_experiment, write_json
 from blockadapt_experiments.runner import Request, RunJob, check, run_jobs
@@ -33,10 +34,15 @@ class Session:
     command: str
     console: Console
 
-    def show(self) -> None:
-        """Say what would be done."""
+    def show(self, tuned: bool) -> None:
+        """Say what would be done, and about how long it would take: a few steps of each arm are measured."""
         jobs = run_jobs(self.request, {})
         self.console.print(runs_table(jobs))
+        estimates = list(dry_run(self.request))
+        if estimates:
+            self.console.print(estimates_table(estimates))
+            seconds = total_seconds(estimates, self.request, self.workers, tuned)
+            say(self.console, f"About {duration(seconds)} in all, from a few measured steps.")
         self._say_plan(jobs)
 
     def check(self, tuned: bool) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -39,7 +40,6 @@ from blockadapt_experiments.models import lenet_5_caffe, lenet_300_100
 from blockadapt_experiments.summary import Summary, interval
 from blockadapt_experiments.training import Classification, TrainingSettings, hold_out
 
-MODELS: Mapping[str, Callable[[], nn.Module]] = {"mnist-lenet300": lenet_300_100, "mnist-lenet5": lenet_5_caffe}
 SIDE = 28
 
 
@@ -64,6 +64,12 @@ class MnistSettings(Settings, TrainingSettings):
         require_integer("settings", "test_examples", self.test_examples, least=1)
 
 
+MODELS: Mapping[str, Callable[[MnistSettings], nn.Module]] = {
+    "mnist-lenet300": lambda settings: lenet_300_100(),
+    "mnist-lenet5": lambda settings: lenet_5_caffe(),
+}
+
+
 def _make_task(name: str) -> Callable[[MnistSettings, RunKey, float, Path | None, bool], Classification]:
     def make(settings: MnistSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> Classification:
         train, test = load_images(settings.data, data_dir)
@@ -71,7 +77,7 @@ def _make_task(name: str) -> Callable[[MnistSettings, RunKey, float, Path | None
             _first(train, settings.train_examples), _first(test, settings.test_examples), settings, tuning=tuning
         )
         return Classification(
-            model=MODELS[name],
+            model=partial(MODELS[name], settings),
             sets=sets,
             settings=settings,
             arm=key.arm,

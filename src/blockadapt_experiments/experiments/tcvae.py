@@ -40,6 +40,9 @@ from blockadapt_experiments.training import Work, best_device, initial
 JUDGED = FACTORS[1:]
 """The factors that MIG is about: the authors leave out the shape."""
 
+UNKNOWN = torch.full((len(JUDGED),), math.nan, dtype=torch.float64)
+"""The gaps of a model that has diverged, or was not measured."""
+
 AT_ONCE = 1000
 """Images encoded at once."""
 
@@ -95,8 +98,8 @@ class TcvaeSettings(Settings):
         ok = self.mig_every >= 1 and self.mig_every % self.every == 0
         require(ok, owner, "mig_every", f"a multiple of `every`, {self.every}", self.mig_every)
         require_number(owner, "validation_fraction", self.validation_fraction, above=0, below=1)
-        least = math.prod(self.values) - self.held_out
-        require_integer(owner, "batch", self.batch, least=2, most=least)
+        most = math.prod(self.values) - self.held_out
+        require_integer(owner, "batch", self.batch, least=2, most=most)
 
     @property
     def held_out(self) -> int:
@@ -128,7 +131,7 @@ class TcvaeTask:
         self._begin_epoch()
         self.step = self.state_bytes = 0
         self.diverged = False
-        self.gaps = torch.full((len(JUDGED),), math.nan, dtype=torch.float64)
+        self.gaps = UNKNOWN
 
     def advance(self) -> Sequence[Row]:
         """Take the next steps; measure what is due."""
@@ -146,10 +149,8 @@ class TcvaeTask:
         row: Row = {"step": self.step, **_row(Terms(*torch.stack(seen).mean(0)))}
         if self.validation is not None:
             row["validation_objective"] = math.nan if self.diverged else self._validate(self.validation)
-        elif self.diverged:
-            row["mig"] = math.nan
-        elif self.step % settings.mig_every == 0 or self.step == settings.steps:
-            self.gaps = self._measure()
+        elif self.diverged or self.step % settings.mig_every == 0 or self.step == settings.steps:
+            self.gaps = UNKNOWN if self.diverged else self._measure()
             row["mig"] = self.gaps.mean().item()
         return (row,)
 
