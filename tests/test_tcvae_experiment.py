@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from blockadapt import plan
 from blockadapt_experiments.config import load, plain
@@ -245,19 +244,16 @@ def test_settings_that_cannot_be_are_refused(change: str, sentence: str) -> None
         TCVAE.task(settings(change), RunKey("adam", "beta=6", 0), 1e-3, None, False)
 
 
-def test_blocks_are_spatial_kernels_and_runs_of_outputs_of_pointwise_ones() -> None:
+def test_blocks_are_spatial_kernels_and_in_the_last_layer_of_the_encoder_outputs_of_one_input() -> None:
     paper = load(TCVAE, "paper")
     model = MODELS["tcvae"](paper)
-    cut = plan(make_optimizer("block-adam", model, 1e-3, paper.optimizer, steps=1))
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_298_581
-    assert cut.sizes[16] == sum(
-        layer.in_channels * layer.out_channels
-        for layer in model.modules()
-        if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)) and layer.kernel_size == (4, 4)
-    )
-    # 512 → 20 in runs of 10 outputs, 10 → 512 in runs of 10 and one of 2 for each input, biases and norms in chunks.
-    vectors = [value.numel() for value in model.parameters() if value.dim() == 1]
-    assert cut.sizes[10] == 2 * 512 + 10 * 51 + sum(size // 10 for size in vectors)
+    rows = {row.name: row for row in plan(make_optimizer("block-adam", model, 1e-3, paper.optimizer, steps=1)).rows}
+    spatial = {name: value for name, value in model.named_parameters() if value.shape[2:] == (4, 4)}
+    assert len(spatial) == 10
+    for name, value in spatial.items():
+        assert (rows[name].grouping, rows[name].sizes) == ("filter", {16: value.shape[0] * value.shape[1]})
+    assert (rows["encoder.15.weight"].grouping, rows["encoder.15.weight"].sizes) == ("input", {10: 2 * 512})
 
 
 def test_a_dry_run_can_tell_what_a_run_takes(tmp_path: Path) -> None:
@@ -340,7 +336,7 @@ def test_drawings_show_finished_runs(tmp_path: Path) -> None:
             write_run(tmp_path, arm, f"beta={beta}", 0, rows, numbers=outcome.numbers, arrays=outcome.arrays)
     files = TCVAE.draw(read(tmp_path), tmp_path)
     pictures = [f"tcvae-{kind}-beta-{beta}.png" for beta in (1, 6) for kind in ("reconstructions", "traversals")]
-    assert [file.name for file in files] == ["tcvae-mig.png", *pictures]
+    assert [file.name for file in files] == ["tcvae-mig-against-beta.png", *pictures]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -206,6 +207,23 @@ from blockadapt_experiments.__main__ import main
 if __name__ == "__main__":
     main()
 """
+
+
+def test_a_trial_whose_process_died_before_its_first_sign_of_life_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "GRACE", 1)
+    changes = (*SMALL, "optimizers=['sgd']")
+    asked = request(tmp_path / "out", *changes)
+    asked.out.mkdir()
+    job = TrialJob(asked, f"sqlite:///{asked.out / 'tuning.db'}", "sgd", "")
+    tuning._put_up(job)
+    with pytest.warns(UserWarning, match="Heartbeat"):
+        job.study().ask()  # as a process does that dies here
+    time.sleep(1.1)
+    found, ends = tuned(asked)
+    assert len(ends) == 3
+    assert found == tuned(request(tmp_path / "alone", *changes))[0]
 
 
 def test_tuning_goes_on_after_kill_9(tmp_path: Path) -> None:

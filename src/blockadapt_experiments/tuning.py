@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +55,9 @@ PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2)
 
 POINT = "point"
 """The attribute of a trial that says which point of the grid it is."""
+
+ALIVE = "alive"
+"""The attribute of a trial that has given its first sign of life; Optuna never misses a trial that has given none."""
 
 TAKEN = (TrialState.COMPLETE, TrialState.RUNNING)
 
@@ -111,6 +115,8 @@ class TrialJob:
             point = trial.user_attrs.get(POINT)
             if point is None or _claimed_before(study, trial, point):  # others were faster
                 raise optuna.TrialPruned
+            _storage(self.storage).record_heartbeat(trial._trial_id)
+            trial.set_user_attr(ALIVE, True)
             trial.suggest_float("lr", rates[0], rates[-1], log=True)  # for those who read the database
             value = self._value(rates[point], report)
             tried.append({"lr": rates[point], "value": value})
@@ -235,6 +241,7 @@ def _put_up(job: TrialJob) -> Left:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         fail_stale_trials(study)
+        _fail_stillborn(study, _storage(job.storage))
     trials = study.get_trials(deepcopy=False, states=(*TAKEN, TrialState.WAITING))
     found = {trial.user_attrs.get(POINT): trial.state for trial in trials}
     for point, lr in enumerate(grid(job.request.settings.tune)):
@@ -243,6 +250,15 @@ def _put_up(job: TrialJob) -> Left:
             found[point] = TrialState.WAITING
     states = list(found.values())
     return Left(states.count(TrialState.WAITING), states.count(TrialState.RUNNING))
+
+
+def _fail_stillborn(study: optuna.Study, storage: RDBStorage) -> None:
+    """Give up trials whose process has died between the claim and the first sign of life."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        started = trial.datetime_start or datetime.now()
+        if ALIVE not in trial.user_attrs and datetime.now() - started > timedelta(seconds=GRACE):
+            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+                storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
 
 def _best(job: TrialJob) -> dict[str, Any]:

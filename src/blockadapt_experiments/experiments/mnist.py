@@ -176,7 +176,9 @@ def judge_late(summary: Summary) -> Verdict:
     """Whether the training loss of the block methods swings less late in training."""
     parts = []
     for pair, name in _pairs(summary, PAIRS):
-        ratios = log_ratio(*(_oscillation(summary, arm, "train_loss") for arm in pair))
+        swings = [_oscillation(summary, arm, "train_loss") for arm in pair]
+        # A net that has died stands still, and there is no ratio to that.
+        ratios = log_ratio(*({seed: swing or math.nan for seed, swing in by_seed.items()} for by_seed in swings))
         parts.append((is_below_zero(ratios), f"{name}: late oscillation of the training loss {ratio_words(ratios)}"))
     return _verdict(parts)
 

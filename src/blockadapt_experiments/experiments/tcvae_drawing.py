@@ -65,7 +65,7 @@ def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
     panel.grid(axis="y", color="#E0E0E0", linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=min(len(found), 5), frameon=False, fontsize=9)
-    yield write_png(figure, directory / "tcvae-mig.png")
+    yield write_png(figure, directory / "tcvae-mig-against-beta.png")
 
 
 def _arrays(summary: Summary, variant: str) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
