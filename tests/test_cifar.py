@@ -371,7 +371,7 @@ def test_words_carry_our_scale_and_the_papers_numbers(tmp_path: Path) -> None:
     errors = {"sgd": (52, 53, 54), "ggt": (60, 61, 62), "block-adam-clip": (50, 51, 52.3)}
     assert judge_lowest(summary_of(tmp_path, errors)) == Verdict(
         True,
-        "DenseNet-BC-22-12, 10 epochs, 3,200 images. Test error of Block-Adam + clip: "
+        "DenseNet-BC-16-12, 10 epochs, 3,200 images. Test error of Block-Adam + clip: "
         "-1.9 ± 0.43 points against SGD (−0.17 in the paper); -9.9 ± 0.43 points against GGT (−1.99 in the paper).",
     )
 
@@ -410,7 +410,7 @@ def test_the_papers_table_stands_beside_ours_under_its_scale(tmp_path: Path) -> 
     summary = summary_of(tmp_path, errors, diverged=["soap"])
     paper, here = table_1_panels(summary)
     assert "300 epochs, 50,000 images" in paper.heading
-    assert "laptop scale: DenseNet-BC-22-12, 10 epochs, 3,200 images" in here.heading
+    assert "laptop scale: DenseNet-BC-16-12, 10 epochs, 3,200 images" in here.heading
     assert {label: mean for label, (mean, _) in paper.bars.items()} == {
         "SGD": 4.51, "Adam": 6.07, "AdaBound": 4.78, "AMSBound": 4.77, "GGT": 6.33, "Block-Adam + clip": 4.34,
     }  # fmt: skip

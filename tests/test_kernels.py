@@ -189,6 +189,23 @@ def errors(kernel: Kernel, V: Tensor, m: Tensor, truth: Tensor, damping: float =
     return ((-after.x[:, 0].double() - truth).norm(dim=1) / truth.norm(dim=1)).numpy()
 
 
+@pytest.mark.parametrize("kernel", [EighKernel(), NumbaKernel()], ids=lambda kernel: kernel.name)
+def test_eigenvalues_count_as_no_less_than_the_resolution_allows(kernel: Kernel) -> None:
+    n, resolution, damping = 6, 0.2, 1e-4
+    h = roots("typical", 40, n, generator(n))
+    V, m = h @ h.mT / h.shape[2], h[:, :, 0].contiguous()
+    segment = still(pack(V), m, damping)
+    (after,) = stepped(kernel, [replace(segment, spectrum=segment.spectrum._replace(resolution=resolution))])
+    raised = 0
+    for x, average, block in zip(after.x[:, 0].numpy(), m.numpy(), V.numpy(), strict=True):
+        eigenvalues, U = np.linalg.eigh(block)
+        floor = resolution * eigenvalues.max()
+        raised += int((eigenvalues < floor).sum())
+        s = 1e-3 / (np.sqrt(np.maximum(eigenvalues, floor)) + damping)
+        np.testing.assert_allclose(-x, U @ (s * (U.T @ average)), rtol=1e-11, atol=1e-13)
+    assert 0 < raised < 40 * n
+
+
 ALMOST_SINGULAR = ("huge", 48)
 """48 coordinates of one scale from 50 gradients: errors have long tails. Both kernels have the same median, about 60 ε,
 but from one sample of 2,048 blocks to the next its ratio moves by 5%, so three times that is left for it."""
@@ -396,12 +413,14 @@ PATHS: dict[str, Callable[[Segment], Segment]] = {
     "shrinking": lambda s: replace(s, descent=Descent(1.0, 0.0, 0.9)),
     "bias corrected": lambda s: replace(s, spectrum=s.spectrum._replace(correction=1e-3, lr=0.1)),
     "average": lambda s: replace(s, second=SecondMoment(0.5, 0.5, 1.0)),
+    "coarse": lambda s: replace(s, spectrum=s.spectrum._replace(resolution=0.1)),
     "amsgrad": with_amsgrad,
     "amsgrad, clipped": lambda s: with_amsgrad(replace(s, spectrum=s.spectrum._replace(lower=3e-3, upper=2e-2))),
     "new basis": lambda s: with_basis(s, refresh=True),
     "kept basis": lambda s: with_basis(s, refresh=False),
     "amsgrad, new basis": lambda s: with_basis(with_amsgrad(s), refresh=True),
     "amsgrad, kept basis": lambda s: with_basis(with_amsgrad(s), refresh=False),
+    "coarse, amsgrad, kept basis": lambda s: with_basis(with_amsgrad(PATHS["coarse"](s)), refresh=False),
 }
 each_path = pytest.mark.parametrize("path", PATHS)
 

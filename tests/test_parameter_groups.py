@@ -25,6 +25,7 @@ LAYERS: dict[str, tuple[nn.Module, dict[str, str]]] = {
     "Conv2d": (nn.Conv2d(2, 3, 3), {"weight": "auto", "bias": "chunk"}),
     "Conv3d": (nn.Conv3d(2, 3, 3), {"weight": "auto", "bias": "chunk"}),
     "ConvTranspose2d": (nn.ConvTranspose2d(2, 3, 3), {"weight": "auto", "bias": "chunk"}),
+    "pointwise ConvTranspose2d": (nn.ConvTranspose2d(2, 3, 1), {"weight": "output", "bias": "chunk"}),
     "Embedding": (nn.Embedding(5, 3), {"weight": "output"}),
     "EmbeddingBag": (nn.EmbeddingBag(5, 3), {"weight": "output"}),
     "LayerNorm": (nn.LayerNorm(4), {"weight": "chunk", "bias": "chunk"}),

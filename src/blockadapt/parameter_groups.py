@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from blockadapt._validation import require, require_bool
 
@@ -16,9 +18,9 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 def param_groups(model: nn.Module, *, decay_norms_and_biases: bool = True, **defaults: Any) -> list[dict[str, Any]]:
     """Param groups of a model, named, each kind of layer with its grouping.
 
-    Embeddings get `"output"`, so a block lies within one word's vector; norm layers, biases and other vectors
-    `"chunk"`; all else (Linear, Conv, LSTM/GRU, MultiheadAttention) `"auto"`. A parameter shared by several modules is
-    taken once, by the first.
+    Embeddings get `"output"`, so a block lies within one word's vector, and so do pointwise transposed convolutions,
+    whose inputs come first; norm layers, biases and other vectors get `"chunk"`; all else (Linear, Conv, LSTM/GRU,
+    MultiheadAttention) `"auto"`. A parameter shared by several modules is taken once, by the first.
 
     Args:
         model: The model.
@@ -58,4 +60,6 @@ def _rule(module: nn.Module, name: str, param: Tensor) -> str:
         return "output"
     if isinstance(module, _NORMS) or "bias" in name or param.ndim <= 1:
         return "chunk"
+    if isinstance(module, _ConvTransposeNd) and prod(param.shape[2:]) == 1:
+        return "output"
     return "auto"

@@ -65,7 +65,7 @@ class Spectrum(NamedTuple):
     """The effective spectrum of one step: s(λ) = clip(lr / (√(λ / correction) + damping), lower, upper).
 
     `lr` already holds the first moment's bias correction, so s acts on the plain m and the clip sees the
-    corrected step.
+    corrected step. Eigenvalues count as no less than `resolution` · λ_max, see `resolution_of`.
     """
 
     lr: float
@@ -73,14 +73,30 @@ class Spectrum(NamedTuple):
     damping: float
     lower: float = 0.0
     upper: float = UNBOUNDED
+    resolution: float = 0.0
+
+
+def resolution_of(dtype: torch.dtype) -> float:
+    """ε/2 of the dtype that V is kept in, and so the share of λ_max below which an eigenvalue is noise of either sign.
+
+    Taken at its word, noise would let a direction of which nothing is known move by lr/δ times its share of m. In exact
+    arithmetic no direction u can: V = Σ bₖ gₖgₖᵀ and m = Σ aₖ gₖ give |uᵀm| ≤ c √(uᵀVu) with c = √(Σ aₖ²/bₖ), so a step
+    is at most c lr long in it. The floor keeps that true, to a small factor, also when a gradient is a thousand times
+    the one before.
+    """
+    return torch.finfo(dtype).eps / 2
 
 
 def effective(
-    eigenvalues: Tensor, lr: Tensor, correction: Tensor, damping: Tensor, lower: Tensor, upper: Tensor
+    eigenvalues: Tensor,
+    lr: Tensor,
+    correction: Tensor,
+    damping: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    resolution: Tensor,
 ) -> Tensor:
-    """s(λ) for eigenvalues [num_blocks, n]; the terms of `Spectrum` as columns [num_blocks, 1].
-
-    Rounding leaves eigenvalues of a semidefinite V slightly negative; those are zeros.
-    """
-    s = lr / ((eigenvalues.clamp(min=0) / correction).sqrt() + damping)
+    """s(λ) for eigenvalues [num_blocks, n]; the terms of `Spectrum` as columns [num_blocks, 1]."""
+    floor = resolution * eigenvalues.amax(dim=-1, keepdim=True).clamp(min=0)
+    s = lr / ((torch.maximum(eigenvalues, floor) / correction).sqrt() + damping)
     return s.clamp(lower, upper)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blockadapt.kernels import Batch, Descent, Kernel, Segment
-from blockadapt.moments import FirstMoment, SecondMoment, packed_length
+from blockadapt.moments import FirstMoment, SecondMoment, packed_length, statistics_dtype
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.optimizers.base import Group
 from blockadapt.optimizers.update import WIDTHS, Blocks, Coefficients
@@ -44,8 +44,10 @@ class Unit:
     def coefficients(self, optimizer: BlockOptimizer) -> Coefficients | None:
         """The numbers of its latest step, under the group's present options; None before its first step."""
         step = optimizer._steps_taken(self.params[0])
-        clip = self.group["clip"]
-        return optimizer._coefficients(self.group, step, clip is not None and clip.is_closed(step)) if step else None
+        if not step:
+            return None
+        clip, dtype = self.group["clip"], statistics_dtype(self.params[0])
+        return optimizer._coefficients(self.group, step, dtype, clip is not None and clip.is_closed(step))
 
     def parts(self, tensors: Sequence[Tensor], *states: BlockState) -> Iterator[tuple[Tensor, list[BlockState]]]:
         """All blocks with runs of one length k at a time.

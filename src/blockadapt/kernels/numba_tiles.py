@@ -71,8 +71,8 @@ X, GRAD, M, V, LARGEST, BASIS, EIGENVALUES = range(0, 28, 4)
 MINOR, LENGTH = 28, 29
 TABLE = 30
 # Columns of the coefficient table, in the order of a Segment's NamedTuples.
-SIGN, COUPLED, SHRINK, BETA1, _, DECAY, WEIGHT, _, LR, CORRECTION, DAMPING, LOWER, UPPER = range(13)
-TERMS = 13
+SIGN, COUPLED, SHRINK, BETA1, _, DECAY, WEIGHT, _, LR, CORRECTION, DAMPING, LOWER, UPPER, RESOLUTION = range(14)
+TERMS = 14
 
 
 @jit
@@ -226,13 +226,17 @@ def turn_back_(n: int, basis: Any, e: Any, y: Any, ahead: int, L: int) -> None:
 
 @jit
 def effective_(n: int, d: Any, y: Any, terms: Any, L: int) -> None:
-    """y ← s(λ) y with s = clip(lr / (√(λ/correction) + damping), lower, upper)."""
-    zero = broadcast(d.dtype.type(0))
+    """y ← s(λ) y with s = clip(lr / (√(λ/correction) + damping), lower, upper), λ no less than resolution · λ_max."""
+    f = d.dtype.type
+    largest = broadcast(f(0))
+    for i in range(n):
+        largest = maximum(load(d, i * L), largest)
+    floor = load(terms, RESOLUTION * L) * largest
     lr, damping = load(terms, LR * L), load(terms, DAMPING * L)
     lower, upper = load(terms, LOWER * L), load(terms, UPPER * L)
-    unbias = broadcast(d.dtype.type(1)) / load(terms, CORRECTION * L)
+    unbias = broadcast(f(1)) / load(terms, CORRECTION * L)
     for i in range(n):
-        s = lr / (sqrt(maximum(load(d, i * L), zero) * unbias) + damping)
+        s = lr / (sqrt(maximum(load(d, i * L), floor) * unbias) + damping)
         store(y, i * L, load(y, i * L) * minimum(maximum(s, lower), upper))
 
 

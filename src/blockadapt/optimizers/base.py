@@ -28,7 +28,7 @@ from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.update import WIDTHS, Blocks, Coefficients, State, Update, Views, block_state_names
 from blockadapt.partition import MAX_BLOCK, IndexGroups, index_groups, partition, require_grouping
-from blockadapt.spectrum import Spectrum, SpectrumClip
+from blockadapt.spectrum import Spectrum, SpectrumClip, resolution_of
 
 _NOT_OPTIONS = ("params", "param_names", "base_lr", "initial_lr", "differentiable")
 _FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend", "process_group")
@@ -108,13 +108,14 @@ class BlockOptimizer(Optimizer):
         if not active:
             return
         spanning = index_groups(group["grouping"], group["params"])
-        known: dict[int, Coefficients] = {}  # parameters of a group are almost always at the same step
+        known: dict[Any, Coefficients] = {}  # parameters of a group are almost always at the same step
         for params in [group["params"]] if spanning else [[p] for p in active]:
             # Blocks keep their state with the first parameter; spanning blocks have several.
             owner, step = params[0], self._steps_taken(params[0]) + 1
             clip: SpectrumClip | None = group["clip"]
             closed = clip is not None and clip.is_closed(step)
-            coefficients = known.get(step) or known.setdefault(step, self._coefficients(group, step, closed))
+            key = step, statistics_dtype(owner)
+            coefficients = known.get(key) or known.setdefault(key, self._coefficients(group, *key, closed))
             cut = spanning or partition(tuple(owner.shape), group["grouping"], group["block_size"])
             blocks = Blocks(cut.sizes)
             names = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
@@ -134,8 +135,8 @@ class BlockOptimizer(Optimizer):
             else:
                 update.add_parameter(cut, owner, owner.grad, states[0], refresh, coefficients)
 
-    def _coefficients(self, group: Group, step: int, closed: bool) -> Coefficients:
-        """All numbers of this group's step number `step`."""
+    def _coefficients(self, group: Group, step: int, dtype: torch.dtype, closed: bool) -> Coefficients:
+        """All numbers of this group's step number `step`, for statistics of this dtype."""
         lr = float(group["lr"])
         decay, decoupled = float(group["weight_decay"]), self.decouples_weight_decay
         first, second = self._first_moment(group, step), self._second_moment(group, step)
@@ -144,7 +145,12 @@ class BlockOptimizer(Optimizer):
             coupled=0.0 if decoupled else decay,
             shrink=1 - lr * decay if decoupled else 1.0,
         )
-        spectrum = Spectrum(self._step_size(lr, step) / first.correction, second.correction, float(group["eps"]))
+        spectrum = Spectrum(
+            self._step_size(lr, step) / first.correction,
+            second.correction,
+            float(group["eps"]),
+            resolution=resolution_of(dtype),
+        )
         clip: SpectrumClip | None = group["clip"]
         if clip is not None:
             schedule = lr / float(group["base_lr"])
