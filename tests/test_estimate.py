@@ -14,6 +14,8 @@ from rich.console import Console
 
 from blockadapt import plan
 from blockadapt_experiments import estimate
+from blockadapt_experiments.contenders import OptimizerSettings, make_optimizer
+from blockadapt_experiments.environment import state_bytes_of
 from blockadapt_experiments.estimate import Estimate, Trained, dry_run, duration, estimates_table, total_seconds
 from blockadapt_experiments.experiment import RunKey
 from blockadapt_experiments.training import Classification
@@ -123,3 +125,13 @@ def test_an_estimate_leaves_no_hook_behind(tmp_path: Path) -> None:
     (row,) = task.advance()
     assert row["step"] > estimate.MOST_STEPS
     assert torch.get_num_threads() == 1
+
+
+def test_the_memory_of_an_optimizer_counts_tensors_in_lists() -> None:
+    weight = torch.nn.Parameter(torch.zeros(6, 4))
+    optimizer = make_optimizer("soap", torch.nn.ParameterList([weight]), 1e-3, OptimizerSettings(), 10)
+    for _ in range(2):
+        weight.grad = torch.ones(6, 4)
+        optimizer.step()
+    kept = 4 * (2 * 6 * 4 + 2 * (6 * 6 + 4 * 4))  # m and v, and each factor with its basis
+    assert kept <= state_bytes_of(optimizer) < kept + 64

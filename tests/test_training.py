@@ -219,3 +219,15 @@ def test_after_divergence_nothing_more_happens() -> None:
     resumed = make()
     resumed.load_state_dict(task.state_dict())
     assert resumed.advance() == ()
+
+
+def test_an_optimizer_that_cannot_factor_what_it_keeps_has_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make()
+
+    def fail() -> None:
+        torch.linalg.cholesky(-torch.eye(2))
+
+    monkeypatch.setattr(task.optimizer, "step", fail)
+    (row,) = task.advance()
+    assert (row["epoch"], row["step"]) == (1, 0)
+    assert task.outcome().numbers["diverged"] == 1

@@ -22,8 +22,12 @@ from torch.optim import Optimizer
 
 from blockadapt import BlockAdaFom, BlockAdagrad, BlockAdam, BlockRMSprop, SpectrumClip, param_groups
 from blockadapt._validation import require, require_beta, require_bool, require_choice, require_integer, require_number
+from blockadapt.errors import NonFiniteGradientError
 from blockadapt.partition import NAMED_GROUPINGS
 from blockadapt_experiments.ggt import COLUMNS, COMPLEMENTS, GGT, MOMENTA, SCOPES
+
+LOST = (NonFiniteGradientError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+"""What an optimizer raises where a run has diverged: ours and GGT at the gradient, Shampoo and SOAP at its factors."""
 
 Family = Literal["adam", "rmsprop", "adagrad", "sgd", "other"]
 Kind = Literal["scalar", "diagonal", "block", "full", "low-rank", "kronecker"]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from blockadapt.kernels import get_kernel
 
@@ -82,8 +83,8 @@ def peak_memory_bytes() -> int:
 
 
 def state_bytes_of(optimizer: Optimizer) -> int:
-    """Memory of all tensors that an optimizer keeps."""
-    entries = (value for state in optimizer.state.values() for value in state.values())
+    """Memory of all tensors that an optimizer keeps, also those in lists."""
+    entries = tree_leaves(list(optimizer.state.values()))
     return sum(value.numel() * value.element_size() for value in entries if isinstance(value, Tensor))
 
 

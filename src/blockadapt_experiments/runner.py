@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from blockadapt import BlockAdam
-from blockadapt.errors import NonFiniteGradientError
 from blockadapt_experiments.config import Settings, plain
-from blockadapt_experiments.contenders import CONTENDERS
+from blockadapt_experiments.contenders import CONTENDERS, LOST
 from blockadapt_experiments.environment import available_cores, environment, peak_memory_bytes, reset_peak_memory
 from blockadapt_experiments.experiment import Outcome, Row, RunKey, Task
 from blockadapt_experiments.experiments import get_experiment
@@ -176,7 +175,7 @@ def advance(task: Task) -> tuple[Sequence[Row], bool]:
     """Do the next unit; True if a gradient that is not finite has ended the run."""
     try:
         return task.advance(), False
-    except NonFiniteGradientError:
+    except LOST:
         return (), True
 
 

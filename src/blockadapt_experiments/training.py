@@ -19,8 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
 from blockadapt._validation import require, require_integer
-from blockadapt.errors import NonFiniteGradientError
-from blockadapt_experiments.contenders import OptimizerSettings, make_optimizer
+from blockadapt_experiments.contenders import LOST, OptimizerSettings, make_optimizer
 from blockadapt_experiments.digits import Examples
 from blockadapt_experiments.environment import state_bytes_of
 from blockadapt_experiments.experiment import Outcome, Row
@@ -212,7 +211,7 @@ class Classification:
         loss.backward()
         try:
             self.optimizer.step()
-        except NonFiniteGradientError:
+        except LOST:
             return False
         self.schedule.after_step()
         self.step += 1

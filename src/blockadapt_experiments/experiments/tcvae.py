@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from blockadapt._validation import require, require_integer, require_number
-from blockadapt.errors import NonFiniteGradientError
 from blockadapt_experiments.config import Settings
-from blockadapt_experiments.contenders import make_optimizer
+from blockadapt_experiments.contenders import LOST, make_optimizer
 from blockadapt_experiments.environment import state_bytes_of
 from blockadapt_experiments.experiment import Claim, Experiment, Metric, Outcome, Row, RunKey, Verdict
 from blockadapt_experiments.experiments.tcvae_drawing import SPAN, draw
@@ -218,7 +217,7 @@ class TcvaeTask:
         (-objective).backward()
         try:
             self.optimizer.step()
-        except NonFiniteGradientError:
+        except LOST:
             return values, False
         self.step += 1
         if self.step == 1:
