@@ -22,6 +22,7 @@ from blockadapt_experiments import records, runner
 from blockadapt_experiments.experiment import RunKey
 from blockadapt_experiments.records import RunRecord, read_json
 from blockadapt_experiments.runner import Request, RunJob, check, run_jobs, threads_for, warm_up
+from blockadapt_experiments.tensorboard import Board
 from blockadapt_experiments.workers import Unit
 from laboratory import ENVIRONMENT, finished, outcome, request, run_command, wait_until
 
@@ -164,6 +165,22 @@ def test_tensorboard_has_every_row_also_after_a_restart(tmp_path: Path, always_s
     assert [step for step, _ in points] == [1, 2, 3]
     np.testing.assert_allclose([value for _, value in points], [row["train_loss"] for row in rows], rtol=1e-6)
     assert "epoch" not in log.Tags()["scalars"]
+
+
+def test_tensorboard_keeps_apart_what_lies_between_whole_numbers(tmp_path: Path) -> None:
+    rows = [{"distance": at / 4, "loss": at**2 / 3} for at in range(-4, 5)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorBoard's own
+        board = Board(tmp_path / "log", "distance", rows[:4])
+        board.add(rows[4:])
+        board.close()
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        log = EventAccumulator(str(tmp_path / "log"))
+        log.Reload()
+        found = {name: [event.value for event in log.Scalars(name)] for name in ("distance", "loss")}
+    for name, values in found.items():
+        np.testing.assert_allclose(values, [row[name] for row in rows], rtol=1e-6)
 
 
 # Death at every moment ------------------------------------------------------------------------------------------------

@@ -24,14 +24,18 @@ class Board:
         shutil.rmtree(folder, ignore_errors=True)
         self._writer = SummaryWriter(str(folder))
         self._axis = axis
+        self._count = 0
         self.add(rows)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Log these rows."""
+        """Log these rows. TensorBoard counts in whole numbers: where the axis does not, rows are counted instead."""
         for row in rows:
+            place = row[self._axis]
+            counted = not isinstance(place, int)
             for name in row:
-                if name != self._axis:
-                    self._writer.add_scalar(name, row[name], int(row[self._axis]))
+                if name != self._axis or counted:
+                    self._writer.add_scalar(name, row[name], self._count if counted else place)
+            self._count += 1
         self._writer.flush()
 
     def close(self) -> None:
