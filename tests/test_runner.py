@@ -12,14 +12,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from blockadapt_experiments import records, runner
-from blockadapt_experiments.experiment import RunKey
+from blockadapt_experiments.experiment import RunKey, Task
 from blockadapt_experiments.records import RunRecord, read_json
 from blockadapt_experiments.runner import Request, RunJob, check, run_jobs, threads_for, warm_up
 from blockadapt_experiments.tensorboard import Board
@@ -142,6 +142,20 @@ def test_what_cannot_work_is_refused_before_anything_begins(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"4,?096"):
         check(run_jobs(asked, {}))
     assert not (tmp_path / "out").exists()
+
+
+def test_numbers_too_small_for_all_their_digits_are_zero_within_a_run_only() -> None:
+    tiny = torch.tensor(1e-40)
+
+    class Halving:
+        units = 1
+
+        def advance(self) -> list[dict[str, float]]:
+            return [{"half": (tiny / 2).item()}]
+
+    rows, _ = runner.advance(cast(Task, Halving()))
+    assert rows == [{"half": 0.0}]
+    assert (tiny / 2).item() > 0
 
 
 def test_tensorboard_has_every_row_also_after_a_restart(tmp_path: Path, always_save: None) -> None:
