@@ -48,6 +48,10 @@ def test_interval_covers_the_truth_in_95_of_100_cases() -> None:
     assert abs(hits / 4000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 4000)
 
 
+def test_values_that_are_all_alike_have_no_width() -> None:
+    assert interval([0.680712] * 3) == (0.680712, 0.0)
+
+
 def test_one_seed_has_no_interval_and_a_diverged_one_no_mean() -> None:
     mean, half = interval([2.5])
     assert mean == 2.5

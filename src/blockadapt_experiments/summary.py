@@ -35,6 +35,8 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     if array.size == 0 or not np.isfinite(array).all():
         return math.nan, math.nan
     mean, half, _ = _intervals(array[:, np.newaxis])
+    if array.size > 1 and (array == array[0]).all():
+        return float(array[0]), 0.0  # and not what rounding leaves of it
     return float(mean[0]), float(half[0])
 
 

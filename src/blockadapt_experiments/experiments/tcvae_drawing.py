@@ -15,6 +15,9 @@ from blockadapt_experiments.report.figures import COLOURS, DASHES
 from blockadapt_experiments.sprites import NAMES
 from blockadapt_experiments.summary import Summary, interval
 
+DODGE = 0.06
+"""How far apart, in β, the marks of two optimizers at one β are."""
+
 SPAN = tuple(np.linspace(-2, 2, 7).tolist())
 """Values of a latent in a traversal: two standard deviations of the prior to each side."""
 
@@ -40,7 +43,7 @@ def draw(summary: Summary, directory: Path) -> Sequence[Path]:
 
 
 def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
-    """Mean and 95% band over seeds, a line for each optimizer."""
+    """Mean and 95% interval over seeds, a line for each optimizer, side by side so that intervals can be told apart."""
     betas = np.array([float(variant.removeprefix("beta=")) for variant in summary.variants])
     found = {}
     for arm in summary.arms:
@@ -50,16 +53,17 @@ def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
     if not found:
         return
     figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="constrained")
-    seeds = f"{len(summary.seeds)} seeds, mean and 95% band" if len(summary.seeds) > 1 else "one seed"
+    seeds = f"{len(summary.seeds)} seeds, mean and 95% interval" if len(summary.seeds) > 1 else "one seed"
     figure.suptitle(f"Mutual Information Gap against β\n{_data(summary)}, {seeds}", fontsize=11)
     panel = figure.subplots()
     order = np.argsort(betas)
     for number, (arm, (mean, half)) in enumerate(found.items()):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-        x, low, high = betas[order], (mean - half)[order], (mean + half)[order]
-        panel.plot(x, mean[order], color=colour, linestyle=dash, marker="o", markersize=4, label=summary.label(arm))
-        panel.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
+        x = betas[order] + DODGE * (number - (len(found) - 1) / 2)
+        style = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 4, "capsize": 3, "elinewidth": 1}
+        panel.errorbar(x, mean[order], half[order], label=summary.label(arm), **style)
     panel.set_xticks(betas)
+    panel.set_xlim(betas.min() - 0.5, betas.max() + 0.5)
     panel.set_xlabel("β")
     panel.set_ylabel("MIG")
     panel.grid(axis="y", color="#E0E0E0", linewidth=0.6)
