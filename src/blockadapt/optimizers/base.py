@@ -108,7 +108,8 @@ class BlockOptimizer(Optimizer):
         if not active:
             return
         spanning = index_groups(group["grouping"], group["params"])
-        known: dict[Any, Coefficients] = {}  # parameters of a group are almost always at the same step
+        # Parameters of a group are almost always at the same step.
+        known: dict[tuple[int, torch.dtype], Coefficients] = {}
         for params in [group["params"]] if spanning else [[p] for p in active]:
             # Blocks keep their state with the first parameter; spanning blocks have several.
             owner, step = params[0], self._steps_taken(params[0]) + 1
