@@ -16,7 +16,7 @@ import torch
 from numba.core import event
 
 import blockadapt
-from blockadapt.kernels import Batch, Descent, Segment, compilation, get_kernel
+from blockadapt.kernels import Coefficients, Descent, Place, Segment, compilation, get_kernel
 from blockadapt.kernels.torch_eigh import EighKernel
 from blockadapt.moments import FirstMoment, SecondMoment, packed_length
 from blockadapt.spectrum import Spectrum
@@ -140,14 +140,16 @@ def test_a_damaged_cache_is_compiled_again(tmp_path: Path) -> None:
 
 def step(n: int, dtype: torch.dtype) -> None:
     """One step of the fast kernel on a few blocks."""
-    segment = Segment(
-        n=n, x=torch.zeros(3, 1, n, dtype=dtype), grad=torch.ones(3, 1, n, dtype=dtype), m=None,
-        second_moment=torch.zeros(3, 1, packed_length(n), dtype=dtype), largest=None, basis=None, eigenvalues=None,
-        refresh=True, descent=Descent(1.0, 0.0, 1.0), first=FirstMoment(0.0, 1.0),
-        second=SecondMoment(0.9, 0.1, 1.0), spectrum=Spectrum(1e-3, 1.0, 1e-4),
+    place = Place(
+        n=n, x=torch.zeros(3, 1, n, dtype=dtype), m=None, largest=None, basis=None, eigenvalues=None,
+        second_moment=torch.zeros(3, 1, packed_length(n), dtype=dtype),
     )  # fmt: skip
-    get_kernel("Test", "numba").step_({Batch(n, dtype, segment.x.device): [segment]})
-    assert (segment.x != 0).all()
+    coefficients = Coefficients(
+        Descent(1.0, 0.0, 1.0), FirstMoment(0.0, 1.0), SecondMoment(0.9, 0.1, 1.0), Spectrum(1e-3, 1.0, 1e-4)
+    )
+    segment = Segment(place, torch.ones(3, 1, n, dtype=dtype), True, coefficients)
+    get_kernel("Test", "numba").step_({place.batch: [segment]})
+    assert (place.x != 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Batch, Descent, Kernel, Segment
+from blockadapt.kernels import Batch, Coefficients, Descent, Kernel, Place, Segment
 from blockadapt.kernels import numba_tiles as tiles
 from blockadapt.kernels import numba_tridiagonal as solver
 from blockadapt.kernels import torch_eigh as eigh_module
-from blockadapt.kernels.numba_kernel import MAX_BLOCK, NumbaKernel, _Order
+from blockadapt.kernels.numba_kernel import NumbaKernel, _Order
+from blockadapt.kernels.tile import MAX_BLOCK, by_block, tiled_shape, write_by_block_
 from blockadapt.kernels.torch_eigh import EighKernel
 from blockadapt.moments import FirstMoment, SecondMoment, packed_length, unpack
 from blockadapt.spectrum import UNBOUNDED, Spectrum
@@ -80,17 +83,50 @@ def blocks_of(kind: str, count: int, n: int, *seed: int) -> tuple[Tensor, Tensor
     return pack(h @ h.mT / h.shape[2]), m.squeeze(-1)
 
 
-def still(V: Tensor, m: Tensor, damping: float = 1e-4) -> Segment:
+@dataclass(frozen=True)
+class Case:
+    """A segment with all of its place and coefficients side by side, so that a test can replace any of it."""
+
+    n: int
+    x: Tensor
+    grad: Tensor
+    m: Tensor | None
+    second_moment: Tensor
+    largest: Tensor | None
+    basis: Tensor | None
+    eigenvalues: Tensor | None
+    refresh: bool
+    descent: Descent
+    first: FirstMoment
+    second: SecondMoment
+    spectrum: Spectrum
+
+    @property
+    def num_blocks(self) -> int:
+        return self.x.shape[0] * self.x.shape[1]
+
+    @property
+    def batch(self) -> Batch:
+        return self.segment().place.batch
+
+    def segment(self) -> Segment:
+        """What a kernel is given: on the same memory."""
+        kept = (self.second_moment, self.largest, self.basis, self.eigenvalues)
+        coefficients = Coefficients(self.descent, self.first, self.second, self.spectrum)
+        return Segment(Place(self.n, self.x, self.m, *kept), self.grad, self.refresh, coefficients)
+
+
+def still(V: Tensor, m: Tensor, damping: float = 1e-4) -> Case:
     """A segment that leaves packed V [count, …] alone and applies its spectral function to m [count, n]."""
     count, n = m.shape
-    return Segment(
+    return Case(
         n=n, x=torch.zeros(count, 1, n, dtype=V.dtype), grad=m.clone().view(count, 1, n), m=None,
         second_moment=V.clone().view(count, 1, -1), largest=None, basis=None, eigenvalues=None, refresh=True,
         descent=PLAIN, first=FirstMoment(0.0, 1.0), second=STILL, spectrum=Spectrum(1e-3, 1.0, damping),
     )  # fmt: skip
 
 
-def training(n: int, count: int, dtype: torch.dtype, *seed: int, k: int | None = None, minor: int = 1) -> Segment:
+def training(n: int, count: int, dtype: torch.dtype, *seed: int, k: int | None = None, minor: int = 1) -> Case:
     """A segment in the midst of training, every number arbitrary but plausible."""
     g = generator(n, count, *seed)
     k = n if k is None else k
@@ -103,14 +139,14 @@ def training(n: int, count: int, dtype: torch.dtype, *seed: int, k: int | None =
     def normal() -> Tensor:
         return torch.randn(*shape, k, generator=g, dtype=torch.float64).to(dtype)
 
-    return Segment(
+    return Case(
         n=n, x=normal(), grad=normal(), m=normal(), second_moment=pack(V).to(dtype).view(*shape, -1), largest=None,
         basis=None, eigenvalues=None, refresh=True, descent=Descent(-1.0, 0.0, 0.999), first=FirstMoment(0.9, 0.41),
         second=SecondMoment(0.99, 0.01, 0.3), spectrum=Spectrum(1e-2, 0.3, 1e-4),
     )  # fmt: skip
 
 
-def with_amsgrad(segment: Segment) -> Segment:
+def with_amsgrad(segment: Case) -> Case:
     """Maxima of which about half are above the eigenvalues that follow."""
     *shape, _ = segment.second_moment.shape
     eigenvalues = torch.linalg.eigvalsh(unpack(segment.second_moment.reshape(-1, packed_length(segment.n)), segment.n))
@@ -118,50 +154,56 @@ def with_amsgrad(segment: Segment) -> Segment:
     return replace(segment, largest=(eigenvalues * factors).clamp(min=0).sort(-1)[0].reshape(*shape, segment.n))
 
 
-def with_basis(segment: Segment, refresh: bool) -> Segment:
+def with_basis(segment: Case, refresh: bool) -> Case:
     """A basis kept from an earlier V, or none yet."""
-    *shape, _ = segment.second_moment.shape
-    if refresh:
-        return replace(
-            segment,
-            basis=segment.x.new_zeros(*shape, segment.n**2),
-            eigenvalues=segment.x.new_zeros(*shape, segment.n),
-        )
-    older = unpack(segment.second_moment.reshape(-1, packed_length(segment.n)).double(), segment.n)
-    eigenvalues, basis = (t.to(segment.x.dtype) for t in torch.linalg.eigh(older))
-    return replace(
-        segment,
-        basis=basis.reshape(*shape, -1),
-        eigenvalues=eigenvalues.clamp(min=0).reshape(*shape, -1),
-        refresh=False,
-    )
+    n, count = segment.n, segment.num_blocks
+    basis, eigenvalues = (segment.x.new_zeros(tiled_shape(n, count, width)) for width in (n * n, n))
+    if not refresh:
+        older = unpack(segment.second_moment.reshape(count, -1).double(), n)
+        found, U = (t.to(segment.x.dtype) for t in torch.linalg.eigh(older))
+        write_by_block_(basis, U.reshape(count, -1))
+        write_by_block_(eigenvalues, found.clamp(min=0))
+    return replace(segment, basis=basis, eigenvalues=eigenvalues, refresh=refresh)
 
 
-def copied(segment: Segment, dtype: torch.dtype | None = None) -> Segment:
+def copied(segment: Case, dtype: torch.dtype | None = None) -> Case:
     """The segment on memory of its own."""
     tensors = {name: t.clone() for name in TENSORS if (t := getattr(segment, name)) is not None}
     return replace(segment, **{name: t.to(dtype or t.dtype) for name, t in tensors.items()})
 
 
-def stepped(kernel: Kernel, segments: Sequence[Segment], dtype: torch.dtype | None = None) -> list[Segment]:
+def stepped(kernel: Kernel, segments: Sequence[Case], dtype: torch.dtype | None = None) -> list[Case]:
     """Copies of the segments after one step of the kernel."""
     segments = [copied(segment, dtype) for segment in segments]
-    batches: dict[Batch, list[Segment]] = {}
-    for segment in segments:
-        batches.setdefault(Batch(segment.n, segment.x.dtype, segment.x.device), []).append(segment)
-    kernel.step_(batches)
+    step_(kernel, segments)
     return segments
 
 
-def bits(segment: Segment) -> dict[str, bytes]:
+def step_(kernel: Kernel, segments: Sequence[Case]) -> None:
+    """One step of the kernel, in place."""
+    batches: dict[Batch, list[Segment]] = {}
+    for segment in segments:
+        batches.setdefault(segment.batch, []).append(segment.segment())
+    kernel.step_(batches)
+
+
+def bits(segment: Case) -> dict[str, bytes]:
     """Every tensor of the segment, to compare exactly; NaN equals itself."""
-    return {n: t.contiguous().numpy().tobytes() for n in TENSORS if (t := getattr(segment, n)) is not None}
+    return {name: t.contiguous().numpy().tobytes() for name in TENSORS if (t := rows_of(segment, name)) is not None}
 
 
-def assert_close(a: Segment, b: Segment, tolerance: float, names: Sequence[str] = TENSORS) -> None:
+def rows_of(segment: Case, name: str) -> Tensor | None:
+    """A tensor of the segment by block, [num_blocks, width]."""
+    tensor = getattr(segment, name)
+    if tensor is None or name not in ("basis", "eigenvalues"):
+        return tensor if tensor is None else tensor.reshape(segment.num_blocks, -1)
+    return by_block(tensor, segment.num_blocks)
+
+
+def assert_close(a: Case, b: Case, tolerance: float, names: Sequence[str] = TENSORS) -> None:
     """Relative to the norm of each block's tensor; bases by the matrix that they stand for."""
     for name in names:
-        left, right = getattr(a, name), getattr(b, name)
+        left, right = rows_of(a, name), rows_of(b, name)
         assert (left is None) == (right is None), name
         if left is None or (name == "eigenvalues" and a.refresh):
             continue
@@ -172,12 +214,13 @@ def assert_close(a: Segment, b: Segment, tolerance: float, names: Sequence[str] 
         assert error.max() <= tolerance, f"{name}: {error.max():.2e} > {tolerance:.2e}"
 
 
-def represented(segment: Segment) -> Tensor:
+def represented(segment: Case) -> Tensor:
     """U Λ Uᵀ of the kept basis."""
-    assert segment.basis is not None
-    assert segment.eigenvalues is not None
-    U = segment.basis.reshape(-1, segment.n, segment.n).double()
-    return (U * segment.eigenvalues.reshape(-1, 1, segment.n).double()) @ U.mT
+    U, eigenvalues = rows_of(segment, "basis"), rows_of(segment, "eigenvalues")
+    assert U is not None
+    assert eigenvalues is not None
+    U = U.reshape(-1, segment.n, segment.n).double()
+    return (U * eigenvalues.unsqueeze(1).double()) @ U.mT
 
 
 # ------------------------------------------------------------------------------------------------------------ accuracy
@@ -403,7 +446,7 @@ def test_a_block_that_is_not_finite_spoils_no_other(n: int, dtype: torch.dtype) 
 # ------------------------------------------------------------------------------ one step, every path, against the truth
 
 
-PATHS: dict[str, Callable[[Segment], Segment]] = {
+PATHS: dict[str, Callable[[Case], Case]] = {
     "plain": lambda s: s,
     "without m": lambda s: replace(s, m=None, first=FirstMoment(0.0, 1.0)),
     "clipped": lambda s: replace(s, spectrum=s.spectrum._replace(lower=3e-3, upper=2e-2)),
@@ -453,12 +496,79 @@ def test_no_path_reads_or_writes_beyond_its_segment(path: str, dtype: torch.dtyp
             views[name] = guarded[name][64:-64].view(tensor.shape)
             views[name].copy_(tensor)
     inside = replace(segment, **views)
-    NumbaKernel().step_({Batch(5, dtype, segment.x.device): [inside]})
+    step_(NumbaKernel(), [inside])
     (expected,) = stepped(NumbaKernel(), [segment])
     assert bits(inside) == bits(expected)
     for name, memory in guarded.items():
         assert memory[:64].isnan().all(), name
         assert memory[-64:].isnan().all(), name
+
+
+@each_dtype
+@pytest.mark.parametrize("kernels", [(EighKernel, NumbaKernel), (NumbaKernel, EighKernel), (NumbaKernel, NumbaKernel)])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_basis_that_one_kernel_found_serves_another(
+    n: int, kernels: tuple[Callable[[], Kernel], Callable[[], Kernel]], dtype: torch.dtype
+) -> None:
+    """Segments of one call, none of which fills its tiles, with coefficients of their own."""
+    first, second = kernels[0](), kernels[1]()
+    segments = [with_basis(with_amsgrad(training(n, count, dtype)), refresh=True) for count in (1, 33, 70, 31)]
+    segments = [replace(s, second=SecondMoment(0.9 + 0.01 * i, 0.1, 0.3)) for i, s in enumerate(segments)]
+    exact = [copied(segment, torch.float64) for segment in segments]
+    for kernel, refresh in ((first, True), (second, False), (second, False)):
+        segments = stepped(kernel, [replace(s, refresh=refresh) for s in segments])
+        exact = stepped(EighKernel(), [replace(s, refresh=refresh) for s in exact])
+    for ours, theirs in zip(segments, exact, strict=True):
+        assert_close(ours, theirs, 3 * close_enough(n, dtype), ("x", "m", "second_moment", "largest"))
+
+
+@each_dtype
+@pytest.mark.parametrize("kernel", [EighKernel, NumbaKernel])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_block_that_is_not_finite_stays_so_between_refreshes(
+    n: int, kernel: Callable[[], Kernel], dtype: torch.dtype
+) -> None:
+    segment = with_basis(training(n, 40, dtype), refresh=True)
+    segment.second_moment[7] = torch.nan
+    for refresh in (True, False, False):
+        (segment,) = stepped(kernel(), [replace(segment, refresh=refresh)])
+        assert segment.x[7].isnan().all()
+        assert segment.x.isfinite().all(-1).sum() == 39
+
+
+@each_dtype
+@pytest.mark.parametrize("path", ["plain", "kept basis"])
+def test_a_kernel_that_has_stepped_before_steps_as_a_new_one(path: str, dtype: torch.dtype) -> None:
+    """The same places with other gradients, strides and coefficients; then other places; then the first again."""
+    kernel = NumbaKernel()
+    segments = [PATHS[path](training(5, count, dtype, minor=3)) for count in (33, 45)]
+    others = [replace(PATHS[path](training(5, 33, dtype, 7)), second=SecondMoment(0.5, 0.5, 1.0))]
+    here, elsewhere = ([s.segment() for s in group] for group in (segments, others))
+    for step, sequence in enumerate([here, here, elsewhere, here]):
+        grads = [torch.randn(s.grad.shape, dtype=dtype).mul_(step + 1) for s in sequence]
+        if step % 2:
+            grads = [grad.mT.contiguous().mT for grad in grads]
+        coefficients = sequence[0].coefficients._replace(descent=Descent(1.0, 0.0, 1 - 0.1 * step))
+        now = [s._replace(grad=grad, coefficients=coefficients) for s, grad in zip(sequence, grads, strict=True)]
+        cases = [
+            replace(case, **{name: getattr(s.place, name) for name in TENSORS if name != "grad"}, grad=s.grad,
+                    **coefficients._asdict())
+            for case, s in zip(segments if sequence is here else others, now, strict=True)
+        ]  # fmt: skip
+        expected = stepped(NumbaKernel(), cases)
+        kernel.step_({now[0].place.batch: now})
+        for case, after in zip(cases, expected, strict=True):
+            assert bits(case) == bits(after)
+
+
+def test_a_kernel_keeps_no_memory_of_places_alive() -> None:
+    kernel = NumbaKernel()
+    segment = training(5, 40, torch.float32).segment()
+    kernel.step_({segment.place.batch: [segment]})
+    memory = weakref.ref(segment.place.second_moment)
+    del segment
+    gc.collect()
+    assert memory() is None
 
 
 @each_dtype
@@ -508,7 +618,7 @@ def test_segments_of_every_kind_mix_in_one_step(dtype: torch.dtype) -> None:
         assert bits(after) == bits(alone)
 
 
-def transposed(segment: Segment) -> Segment:
+def transposed(segment: Case) -> Case:
     """The same blocks with their coordinates strided, so that neighbouring blocks lie side by side in memory."""
     turned = {
         name: t.permute(0, 2, 1).contiguous().permute(0, 2, 1)
@@ -525,7 +635,7 @@ def test_strides_do_not_matter(path: str, k: int, dtype: torch.dtype) -> None:
     segment = PATHS[path](training(5, 3 * 40, dtype, k=k, minor=40))
     strided = transposed(copied(segment))
     assert strided.x.stride(1) == 1
-    NumbaKernel().step_({Batch(5, dtype, segment.x.device): [strided]})
+    step_(NumbaKernel(), [strided])
     (expected,) = stepped(NumbaKernel(), [segment])
     assert bits(strided) == bits(expected)
 
@@ -536,8 +646,7 @@ def test_strides_do_not_matter(path: str, k: int, dtype: torch.dtype) -> None:
 def test_a_new_basis_is_orthogonal_and_gives_back_v(kind: str, n: int, dtype: torch.dtype) -> None:
     V, m = (t.to(dtype) for t in blocks_of(kind, 40, n))
     (after,) = stepped(NumbaKernel(), [with_basis(still(V, m), refresh=True)])
-    assert after.basis is not None
-    U = after.basis.view(-1, n, n).double()
+    U = rows_of(after, "basis").view(-1, n, n).double()
     eps = torch.finfo(dtype).eps
     assert (U @ U.mT - torch.eye(n, dtype=torch.float64)).norm(dim=(1, 2)).max() <= 4 * n * eps
     dense_V = unpack(V.double(), n)
@@ -570,10 +679,12 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]
         yield tiles.advance
 
 
-def advanced(advance: Callable[..., None], segment: Segment) -> tuple[Segment, np.ndarray]:
+def advanced(advance: Callable[..., None], segment: Case) -> tuple[Case, np.ndarray]:
     """A copy of the segment after `advance`, and which blocks failed."""
     segment = copied(segment)
-    order: Any = _Order(Batch(segment.n, segment.x.dtype, segment.x.device), [segment])
+    place = segment.segment().place
+    order: Any = _Order(place.batch, [place], segment.refresh)
+    order.fill_in_([segment.segment()])
     numbers = dict(zip(("n", "total", "most"), order._order[[tiles.SIZE, tiles.TILES, tiles.SWEEPS]], strict=True))
     n, total, most = (int(numbers[name]) for name in ("n", "total", "most"))
     real = order._coefficients.dtype
@@ -696,9 +807,8 @@ def test_a_large_block_that_lapack_cannot_solve_leaves_all_blocks_as_they_were(
         return original(V)
 
     monkeypatch.setattr(eigh_module.torch.linalg, "eigh", failing)
-    batches = {Batch(s.n, s.x.dtype, s.x.device): [s] for s in segments}
     with pytest.raises(torch.linalg.LinAlgError, match="did not converge"):
-        kernel().step_(batches)
+        step_(kernel(), segments)
     assert [bits(segment) for segment in segments] == before
 
 
@@ -752,8 +862,10 @@ def test_a_block_that_made_float32_lapack_return_nan_is_solved(
     torch.testing.assert_close(after.x.double(), exact.x, rtol=1e-4, atol=1e-4 * exact.x.abs().max().item())
 
 
-def test_every_field_of_a_segment_that_is_a_tensor_is_known_to_these_tests() -> None:
-    assert {field.name for field in fields(Segment) if "Tensor" in str(field.type)} == set(TENSORS)
+def test_every_tensor_of_a_segment_is_known_to_these_tests() -> None:
+    tensors = {field.name for field in fields(Place) if "Tensor" in str(field.type)}
+    assert {*tensors, "grad"} == set(TENSORS)
+    assert set(Segment._fields) == {"place", "grad", "refresh", "coefficients"}
 
 
 def test_without_clipping_the_largest_step_size_is_finite_in_float32() -> None:

@@ -380,6 +380,41 @@ def test_turning_few_entries_touches_nothing_past_them(real: Any, count: int) ->
         np.testing.assert_array_equal(memory, before)
 
 
+def onto(addresses: Any, offset: int, count: int, array: Any, scales: Any) -> None:
+    lanes.turn_onto(addresses, offset, count, array, scales)
+
+
+@each_real
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("count", [1, 7, 15, 16])
+def test_turning_onto_memory_scales_it_adds_and_touches_nothing_else(real: Any, offset: int, count: int) -> None:
+    entries = offset + count
+    for turn_onto in both(onto):
+        memory, addresses = shuffled(real, entries)
+        before, L = memory.astype(np.longdouble), addresses.size
+        rng = np.random.default_rng(count)
+        array, scales = rng.standard_normal(TURN * L).astype(real), rng.standard_normal(L).astype(real)
+        expected, sizes = before.copy(), np.zeros_like(before)
+        for entry in range(count):
+            at, row = seen(memory, addresses, offset + entry, entries), array[entry * L : (entry + 1) * L]
+            expected[at] = scales * before[at] + row
+            sizes[at] = np.abs(scales * before[at]) + np.abs(row)
+        turn_onto(addresses, offset * memory.itemsize, count, array, scales)
+        assert (np.abs(memory - expected) <= np.finfo(real).eps * sizes).all()
+
+
+def fill_rows(address: int, rows: int, like: Any) -> None:
+    lanes.rows_at(address, rows, like)[:] = like[0]
+
+
+@each_real
+def test_rows_at_an_address_are_the_memory_there(real: Any) -> None:
+    for fill in both(fill_rows):
+        memory = np.zeros(4 * LANES, real)
+        fill(memory[LANES:].ctypes.data, 2, np.full(1, 7, real))
+        np.testing.assert_array_equal(memory, np.repeat(np.array([0, 7, 7, 0], real), LANES))
+
+
 # -------------------------------------------------------------------------------------------------------------- threads
 
 

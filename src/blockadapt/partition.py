@@ -77,6 +77,11 @@ class IndexGroups:
         """Number of blocks of each size."""
         return {n: len(table) for n, table in self.tables.items()}
 
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """Size and number of the blocks that go to a kernel together: all of one size."""
+        return list(self.sizes.items())
+
     def require_cover(self, owner: str, total: int) -> None:
         """Raise ValueError unless the blocks name each of `total` coordinates exactly once."""
         seen = torch.zeros(total, dtype=torch.int64)
@@ -143,6 +148,12 @@ class Partition:
     def sizes(self) -> dict[int, int]:
         """Number of blocks of each size: here always one size."""
         return {self.n: self.num_blocks}
+
+    @cached_property
+    def segments(self) -> list[tuple[int, int]]:
+        """Size and number of the blocks in each of the `views`."""
+        full, short = divmod(self.extent, self.n)
+        return [(self.n, self.lines * runs) for runs in ((full, 1) if short else (full,))]
 
     def views(self, tensor: Tensor) -> list[Tensor] | None:
         """Views [major, minor, k] of a tensor of the parameter's shape, or None if its strides do not allow them."""
@@ -235,8 +246,7 @@ def index_groups(grouping: Grouping, params: Sequence[Tensor]) -> IndexGroups | 
     """The explicit blocks of a param group whose blocks may span parameters, else None."""
     if isinstance(grouping, IndexGroups):
         return grouping
-    total = sum(param.numel() for param in params)
-    return joint(total) if grouping == "joint" else None
+    return joint(sum(param.numel() for param in params)) if grouping == "joint" else None
 
 
 def require_grouping(owner: str, grouping: Any, block_size: Any, params: Sequence[Tensor]) -> None:

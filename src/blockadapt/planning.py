@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers import BlockAdam, BlockOptimizer
-from blockadapt.optimizers.base import Group, block_sizes
-from blockadapt.optimizers.update import WIDTHS, block_state_names
+from blockadapt.optimizers.base import Group, cut_of
+from blockadapt.optimizers.storage import block_state_names, state_shape
 from blockadapt.partition import index_groups, resolve
 
 
@@ -145,12 +146,9 @@ def _row(
 ) -> PlanRow:
     if not any(p.requires_grad or p.grad is not None for p in params):
         return PlanRow(name, shape, "frozen", {}, 0, 0)
-    sizes = block_sizes(group, params)
-    numbers = sum(
-        count * WIDTHS[state](n)
-        for n, count in sizes.items()
-        for state in block_state_names(group.get("amsgrad", False), group["refresh_every"])
-    )
+    cut = cut_of(group, params)
+    sizes, names = cut.sizes, block_state_names(group.get("amsgrad", False), group["refresh_every"])
+    numbers = sum(math.prod(state_shape(name, cut)) for name in names)
     if optimizer.averages_gradient:
         numbers += sum(p.numel() for p in params)
     state_bytes = numbers * statistics_dtype(params[0]).itemsize + 8 * len(params)  # and a step counter each

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from blockadapt.diagnostics.operators import BlockState, Operator, Unit, applied, decompose
-from blockadapt.kernels import Kernel
+from blockadapt.kernels import Coefficients, Kernel
 from blockadapt.optimizers import BlockOptimizer
-from blockadapt.optimizers.update import Coefficients
 from blockadapt.spectrum import Spectrum
 
 CHUNK = 2**19

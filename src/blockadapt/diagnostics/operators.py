@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Batch, Descent, Kernel, Segment
+from blockadapt.kernels import Coefficients, Descent, Kernel, Place, Segment
+from blockadapt.kernels.tile import by_block, tiled_shape
 from blockadapt.moments import FirstMoment, SecondMoment, packed_length, statistics_dtype
 from blockadapt.optimizers import BlockOptimizer
-from blockadapt.optimizers.base import Group
-from blockadapt.optimizers.update import WIDTHS, Blocks, Coefficients
-from blockadapt.partition import index_groups, partition
+from blockadapt.optimizers.base import Group, cut_of
+from blockadapt.optimizers.storage import WIDTHS, state_rows
+from blockadapt.partition import IndexGroups, index_groups
 from blockadapt.spectrum import Spectrum, effective
 
 BlockState = Mapping[str, Tensor]
@@ -46,8 +47,7 @@ class Unit:
         step = optimizer._steps_taken(self.params[0])
         if not step:
             return None
-        clip, dtype = self.group["clip"], statistics_dtype(self.params[0])
-        return optimizer._coefficients(self.group, step, dtype, clip is not None and clip.is_closed(step))
+        return optimizer._coefficients(self.group, step, statistics_dtype(self.params[0]))
 
     def parts(self, tensors: Sequence[Tensor], *states: BlockState) -> Iterator[tuple[Tensor, list[BlockState]]]:
         """All blocks with runs of one length k at a time.
@@ -59,19 +59,15 @@ class Unit:
         Yields:
             The coordinates of `tensors` [num_blocks, k], and with them each state as rows [num_blocks, width].
         """
-        spanning = index_groups(self.group["grouping"], self.params)
-        if spanning:
-            flat, blocks = torch.cat([tensor.flatten() for tensor in tensors]), Blocks(spanning.sizes)
-            for n, table in spanning.tables.items():
-                kept = [{name: blocks.split(t, WIDTHS[name])[n] for name, t in state.items()} for state in states]
-                yield flat[table.to(flat.device)], kept  # type: ignore[misc]  # a tensor is split into tensors
-            return
-        cut = partition(tuple(self.params[0].shape), self.group["grouping"], self.group["block_size"])
-        for i, view in enumerate(cut.views(tensors[0].contiguous()) or ()):
-            yield (
-                view.flatten(0, 1),
-                [{name: cut.state_views(t)[i].flatten(0, 1) for name, t in state.items()} for state in states],
-            )
+        cut = cut_of(self.group, self.params)
+        if isinstance(cut, IndexGroups):
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            coordinates = [flat[table.to(flat.device)] for table in cut.tables.values()]
+        else:
+            coordinates = [view.flatten(0, 1) for view in cut.views(tensors[0].contiguous()) or ()]
+        rows = [{name: state_rows(name, cut, t) for name, t in state.items()} for state in states]
+        for i, part in enumerate(coordinates):
+            yield part, [{name: parts[i] for name, parts in state.items()} for state in rows]
 
 
 def units(optimizer: BlockOptimizer) -> Iterator[Unit]:
@@ -154,22 +150,22 @@ def decompose(kernel: Kernel, packed: Tensor, n: int) -> tuple[Tensor, Tensor | 
     if n == 1:
         return packed, None
     num_blocks, still = packed.shape[0], packed.new_zeros(packed.shape[0], 1, n)
-    segment = Segment(
+    place = Place(
         n=n,
         x=still.clone(),
-        grad=still,
         m=None,
         second_moment=packed.clone().unsqueeze(1),
         largest=None,
-        basis=packed.new_empty(num_blocks, 1, n * n),
-        eigenvalues=packed.new_empty(num_blocks, 1, n),
-        refresh=True,
+        basis=packed.new_empty(tiled_shape(n, num_blocks, n * n)),
+        eigenvalues=packed.new_empty(tiled_shape(n, num_blocks, n)),
+    )
+    coefficients = Coefficients(
         descent=Descent(sign=1.0, coupled=0.0, shrink=1.0),
         first=FirstMoment(beta=0.0, correction=1.0),
         second=SecondMoment(decay=1.0, weight=0.0, correction=1.0),
         spectrum=Spectrum(lr=0.0, correction=1.0, damping=1.0),
     )
-    kernel.step_({Batch(n, packed.dtype, packed.device): [segment]})
-    assert segment.eigenvalues is not None
-    assert segment.basis is not None
-    return segment.eigenvalues.squeeze(1), segment.basis.view(num_blocks, n, n)
+    kernel.step_({place.batch: [Segment(place, still, True, coefficients)]})
+    assert place.eigenvalues is not None
+    assert place.basis is not None
+    return by_block(place.eigenvalues, num_blocks), by_block(place.basis, num_blocks).view(num_blocks, n, n)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from blockadapt._validation import require_choice
-from blockadapt.kernels.protocol import Batch, Batches, Descent, Kernel, Segment
+from blockadapt.kernels.protocol import Batch, Batches, Coefficients, Descent, Kernel, Place, Segment
 from blockadapt.kernels.torch_eigh import EighKernel
 
-__all__ = ["BACKENDS", "Batch", "Batches", "Descent", "Kernel", "Segment", "get_kernel"]
+__all__ = ["BACKENDS", "Batch", "Batches", "Coefficients", "Descent", "Kernel", "Place", "Segment", "get_kernel"]
 
 BACKENDS = ("auto", "eigh", "numba")
 

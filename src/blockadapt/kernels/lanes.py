@@ -5,8 +5,7 @@ check and a scalar copy, which costs more than the loop and takes 15 s to compil
 gets `<32 x float>` and `<32 x double>`, keeps them in registers and has nothing to prove.
 
 Each function has two bodies: the Python one works on NumPy arrays, so a kernel's `.py_func` runs uncompiled; the
-lowered one emits LLVM. A row is 32 lanes: two AVX-512 registers of float32, enough to hide the latency of one by the
-other; 16 and 64 were slower.
+lowered one emits LLVM. A row is as many lanes as a tile has blocks.
 """
 
 from __future__ import annotations
@@ -18,12 +17,15 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numba import carray
 from numba.core import cgutils, types
 from numba.core.datamodel import models, register_default
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import lower_builtin, type_callable
+from numba.extending import lower_builtin, overload, type_callable
 
-LANES = 32
+from blockadapt.kernels.tile import TILE
+
+LANES = TILE
 
 _BOOL, _INT32, _INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 _ELEMENTS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
@@ -390,6 +392,30 @@ def turn_few_out(addresses: Any, count: int, array: Any) -> None:
         scatter(addresses, entry * array.itemsize, load(array, entry * LANES))
 
 
+def turn_onto(addresses: Any, offset: int, count: int, array: Any, scales: Any) -> None:
+    """`count` <= 16 rows from the array's first on, turned and added: memory ← scale · memory + row, a scale a lane."""
+    for entry in range(count):
+        at = offset + entry * array.itemsize
+        old = gather(addresses, at, array)
+        scatter(addresses, at, scales[:LANES] * old + load(array, entry * LANES))
+
+
+def rows_at(address: int, rows: int, like: Any) -> Any:
+    """So many rows of lanes at an address, as an array."""
+    c_type = ctypes.c_float if like.itemsize == 4 else ctypes.c_double
+    return np.ctypeslib.as_array((c_type * (rows * LANES)).from_address(int(address)))
+
+
+@overload(rows_at)
+def _rows_at(address: Any, rows: Any, like: Any) -> Any:
+    real = np.float32 if like.dtype == types.float32 else np.float64
+
+    def at(address: Any, rows: Any, like: Any) -> Any:
+        return carray(pointer(address), (rows * LANES,), real)
+
+    return at
+
+
 def _pointers(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, vector: ir.VectorType) -> Any:
     """<count x pointer> from the int64 array of addresses, shifted by `offset` bytes."""
     data = context.make_array(array_type)(context, builder, array).data
@@ -490,14 +516,19 @@ def _square(context: Any, builder: Any, sig: Any, args: Any, inward: bool) -> No
             builder.store(row, pointer).align = size
 
 
+def _first(builder: Any, count: Any) -> Any:
+    """The mask of the first `count` of 16."""
+    numbers = ir.VectorType(_INT64, TURN)
+    return builder.icmp_signed("<", ir.Constant(numbers, list(range(TURN))), _splat(builder, count, numbers))
+
+
 def _few(context: Any, builder: Any, sig: Any, args: Any, inward: bool) -> None:
     """`_square` for the first `count` entries: all memory past them is masked out."""
     dtype = sig.args[2].dtype
     square = ir.VectorType(_ELEMENTS[dtype], TURN)
     addresses = context.make_array(sig.args[0])(context, builder, args[0]).data
     data = context.make_array(sig.args[2])(context, builder, args[2]).data
-    numbers = ir.VectorType(_INT64, TURN)
-    few = builder.icmp_signed("<", ir.Constant(numbers, list(range(TURN))), _splat(builder, args[1], numbers))
+    few = _first(builder, args[1])
     for group in range(0, LANES, TURN):
         outside, inside = [], []
         for i in range(TURN):
@@ -510,6 +541,42 @@ def _few(context: Any, builder: Any, sig: Any, args: Any, inward: bool) -> None:
         rows = [_masked_load(builder, square, place, mask) for place, mask in source]
         for row, (place, mask) in zip(_turned(builder, rows), target, strict=True):
             _masked_store(builder, row, place, mask)
+
+
+@_defines(
+    turn_onto, types.Array, types.Integer, types.Integer, types.Array, types.Array, returns=lambda *args: types.void
+)
+def _turn_onto(context: Any, builder: Any, sig: Any, args: Any) -> None:
+    _, offset, count, _, _ = args
+    square = ir.VectorType(_ELEMENTS[sig.args[3].dtype], TURN)
+    addresses, rows, scales = (context.make_array(sig.args[i])(context, builder, args[i]).data for i in (0, 3, 4))
+
+    def add(few: Any) -> None:
+        for group in range(0, LANES, TURN):
+            loaded = []
+            for i in range(TURN):
+                row = builder.gep(rows, [ir.Constant(_INT64, i * LANES + group)])
+                loaded.append(builder.load(builder.bitcast(row, square.as_pointer())))
+                loaded[-1].align = _bytes(square)
+            for i, row in enumerate(_turned(builder, loaded)):
+                lane = ir.Constant(_INT64, group + i)
+                address = builder.add(builder.load(builder.gep(addresses, [lane])), offset)
+                place = builder.inttoptr(address, square.as_pointer())
+                scale = _splat(builder, builder.load(builder.gep(scales, [lane])), square)
+                if few is None:
+                    old = builder.load(place)
+                    old.align = _bytes(square)
+                    builder.store(_call(builder, "fma", [scale, old, row]), place).align = _bytes(square)
+                else:
+                    old = _masked_load(builder, square, place, few)
+                    _masked_store(builder, _call(builder, "fma", [scale, old, row]), place, few)
+
+    # Memory is masked only where it must be: without AVX-512 that is one branch for each number.
+    with builder.if_else(builder.icmp_signed("==", count, ir.Constant(count.type, TURN))) as (whole, part):
+        with whole:
+            add(None)
+        with part:
+            add(_first(builder, count))
 
 
 def _masked_load(builder: Any, vector: ir.VectorType, place: Any, mask: Any) -> Any:
@@ -527,8 +594,12 @@ def _masked_access(builder: Any, verb: str, returns: Any, vector: ir.VectorType,
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
 
 
+def _bytes(vector: ir.VectorType) -> int:
+    return 4 if _SUFFIXES[str(vector.element)] == "f32" else 8
+
+
 def _alignment(vector: ir.VectorType) -> Any:
-    return ir.Constant(_INT32, 4 if _SUFFIXES[str(vector.element)] == "f32" else 8)
+    return ir.Constant(_INT32, _bytes(vector))
 
 
 _FEW = (types.Array, types.Integer, types.Array)

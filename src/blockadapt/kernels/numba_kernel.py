@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -15,12 +16,9 @@ from torch import Tensor
 from blockadapt._threads import run_on_threads
 from blockadapt.kernels import numba_tiles as tiles
 from blockadapt.kernels.compilation import compiled
-from blockadapt.kernels.lanes import LANES
-from blockadapt.kernels.protocol import Batch, Batches, Segment
+from blockadapt.kernels.protocol import Batch, Batches, Coefficients, Place, Segment
+from blockadapt.kernels.tile import MAX_BLOCK, TILE
 from blockadapt.kernels.torch_eigh import EighKernel
-
-MAX_BLOCK = 64
-"""Blocks up to this size go through the tiles; larger ones through `eigh`, which LAPACK then does well."""
 
 
 class NumbaKernel:
@@ -30,51 +28,58 @@ class NumbaKernel:
 
     def __init__(self) -> None:
         self._eigh = EighKernel()
+        self._orders: dict[tuple[object, ...], _Order] = {}
 
     def step_(self, batches: Batches) -> None:
         """See `Kernel.step_`."""
-        others = {batch: segments for batch, segments in batches.items() if not _in_tiles(batch)}
-        changes = [self._eigh.prepare(segments) for segments in others.values()]  # may raise; tiles cannot
+        others = [segments for batch, segments in batches.items() if not _in_tiles(batch)]
+        changes = [self._eigh.prepare(segments) for segments in others]  # may raise; tiles cannot
         orders = [
-            _Order(batch, alike)
+            self._order(batch, alike)
             for batch, segments in batches.items()
-            if batch not in others
+            if _in_tiles(batch)
             for alike in _alike(segments)
         ]
-        for order in orders:
-            self._redo_(order.carry_out_())
+        for order, segments in orders:
+            self._redo_(order.carry_out_(segments))
         for change in changes:
             change.write_()
+
+    def _order(self, batch: Batch, segments: Sequence[Segment]) -> tuple[_Order, Sequence[Segment]]:
+        """The order that moves these segments, made ready; the one of an earlier step if they lie where they lay."""
+        places = [segment.place for segment in segments]
+        key = batch, places[0].keeps, segments[0].refresh
+        order = self._orders.get(key)
+        if order is None or not order.fits(places):
+            order = self._orders[key] = _Order(batch, places, segments[0].refresh)
+        order.fill_in_(segments)
+        return order, segments
 
     def _redo_(self, segments: Sequence[Segment]) -> None:
         """Solve single blocks in float64 by `eigh`. Their moments are updated and their x is shrunk already.
 
         Without m the gradient is formed again; no x has then been shrunk, for decay is either coupled or decoupled.
         """
-        copies = [
-            {name: tensor.double() for name in _TENSORS if (tensor := getattr(segment, name)) is not None}
-            for segment in segments
-        ]
-        again = [
-            replace(
-                segment,
-                **copy,
-                refresh=True,
-                descent=segment.descent._replace(shrink=1.0),
-                first=segment.first._replace(beta=0.0 if segment.m is None else 1.0),
-                second=segment.second._replace(decay=1.0, weight=0.0),
+        again = []
+        for place, grad, _, (descent, first, second, spectrum) in segments:
+            tensors = {name: tensor.double() for name in _TENSORS if (tensor := getattr(place, name)) is not None}
+            coefficients = Coefficients(
+                descent._replace(shrink=1.0),
+                first._replace(beta=0.0 if place.m is None else 1.0),
+                second._replace(decay=1.0, weight=0.0),
+                spectrum,
             )
-            for segment, copy in zip(segments, copies, strict=True)
-        ]
+            again.append(Segment(replace(place, **tensors), grad.double(), True, coefficients))
         if again:
             self._eigh.prepare(again).write_()
-        for segment, copy in zip(segments, copies, strict=True):
-            for name, tensor in copy.items():
-                if name != "grad":
-                    getattr(segment, name).copy_(tensor)
+        for segment, solved in zip(segments, again, strict=True):
+            for name in _TENSORS:
+                if (tensor := getattr(segment.place, name)) is not None:
+                    tensor.copy_(getattr(solved.place, name))
 
 
-_TENSORS = ("x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues")
+_STRIDED = ("x", "m", "second_moment", "largest")
+_TENSORS = (*_STRIDED, "basis", "eigenvalues")
 
 
 _REALS = {torch.float32: np.float32, torch.float64: np.float64}
@@ -86,49 +91,81 @@ def _in_tiles(batch: Batch) -> bool:
 
 def _alike(segments: Sequence[Segment]) -> list[list[Segment]]:
     """Segments that keep the same state and do the same thing: one call each, and almost always one in all."""
-    together: dict[tuple[bool, ...], list[Segment]] = {}
+    together: dict[tuple[object, ...], list[Segment]] = {}
     for segment in segments:
-        kind = (segment.m is None, segment.largest is None, segment.basis is None, segment.refresh)
-        together.setdefault(kind, []).append(segment)
+        together.setdefault((segment.place.keeps, segment.refresh), []).append(segment)
     return list(together.values())
 
 
 class _Order:
-    """A step for segments that are alike, made ready so that nothing is left that could raise."""
+    """The step of blocks that are alike: all that the threads read, kept from step to step.
 
-    def __init__(self, batch: Batch, segments: Sequence[Segment]) -> None:
+    It holds the places weakly, so that their memory is free as soon as nobody else wants it.
+    """
+
+    def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool) -> None:
         real = _REALS[batch.dtype]
-        self._segments = segments
+        self._places = [weakref.ref(place) for place in places]
         self._worker = _worker(real)
-        self._table = np.array([_row(segment) for segment in segments], dtype=np.int64)
-        self._coefficients = np.array([segment.terms for segment in segments], dtype=real)
-        starts = list(accumulate((segment.num_blocks for segment in segments), initial=0))
-        self._starts = np.array(starts, dtype=np.int64)
-        self._failed = np.zeros(starts[-1], dtype=np.uint8)
-        total = -(-starts[-1] // LANES)
-        self._threads = min(torch.get_num_threads(), total)
+        self._table = np.array([_row(place) for place in places], dtype=np.int64)
+        self._strides: list[tuple[int, ...]] = []
+        self._coefficients = np.empty((len(places), tiles.TERMS), dtype=real)
+        # A basis lies in tiles, which begin with its segment.
+        unit = 1 if places[0].basis is None else TILE
+        self._starts = np.array(
+            list(accumulate((-(-place.num_blocks // unit) * unit for place in places), initial=0)), dtype=np.int64
+        )
+        total = int(self._starts[-1])
+        self._failed = np.zeros(total, dtype=np.uint8)
+        self._threads = 1
         order = {
             tiles.TICKET: 0,
+            tiles.FAILURES: 0,
             tiles.SIZE: batch.n,
-            tiles.SEGMENTS: len(segments),
+            tiles.SEGMENTS: len(places),
             tiles.TABLE_AT: self._table.ctypes.data,
             tiles.COEFFICIENTS_AT: self._coefficients.ctypes.data,
             tiles.STARTS_AT: self._starts.ctypes.data,
             tiles.FAILED_AT: self._failed.ctypes.data,
-            tiles.TILES: total,
-            # Chunks of a few tiles, so that threads finish together; those of 1 take no time, and run on.
-            tiles.CHUNK: max(1, min(16 if batch.n > 1 else 512, total // (8 * self._threads))),
+            tiles.TILES: -(-total // TILE),
+            tiles.CHUNK: 1,
             tiles.SWEEPS: tiles.MAX_SWEEPS * batch.n,
-            tiles.KEPT: not segments[0].refresh,
+            tiles.KEPT: not refresh,
         }
         self._order = np.array([order[entry] for entry in range(tiles.ORDER)], dtype=np.int64)
+        self._at = self._order.ctypes.data
 
-    def carry_out_(self) -> list[Segment]:
+    def fits(self, places: Sequence[Place]) -> bool:
+        """Whether it was made for these places."""
+        return len(places) == len(self._places) and all(
+            known() is place for known, place in zip(self._places, places, strict=True)
+        )
+
+    def fill_in_(self, segments: Sequence[Segment]) -> None:
+        """What each step brings anew; nothing is left then that could raise."""
+        self._table[:, tiles.GRAD] = [segment.grad.data_ptr() for segment in segments]
+        strides = [segment.grad.stride() for segment in segments]
+        if strides != self._strides:
+            size = segments[0].grad.element_size()
+            self._table[:, tiles.GRAD + 1 : tiles.GRAD + 4] = np.multiply(strides, size)
+            self._strides = strides
+        coefficients = segments[0].coefficients
+        one = all(segment.coefficients is coefficients for segment in segments)
+        self._coefficients[:] = coefficients.terms if one else [segment.coefficients.terms for segment in segments]
+        total, n = int(self._order[tiles.TILES]), segments[0].place.n
+        self._threads = min(torch.get_num_threads(), total)
+        # Chunks of a few tiles, so that threads finish together; those of 1 take no time, and run on.
+        self._order[tiles.CHUNK] = max(1, min(16 if n > 1 else 512, total // (8 * self._threads)))
+        self._order[tiles.TICKET] = self._order[tiles.FAILURES] = 0
+
+    def carry_out_(self, segments: Sequence[Segment]) -> list[Segment]:
         """Take the step; returns the blocks that did not converge, one segment each."""
-        run_on_threads(self._worker, self._order.ctypes.data, self._threads)
-        if not self._failed.any():
+        run_on_threads(self._worker, self._at, self._threads)
+        if not self._order[tiles.FAILURES]:
             return []
-        return [_block(self._segments, self._starts, int(number)) for number in self._failed.nonzero()[0]]
+        numbers = self._failed.nonzero()[0]
+        self._failed[:] = 0
+        return [_block(segments, self._starts, int(number)) for number in numbers]
 
 
 @lru_cache(maxsize=2)
@@ -137,29 +174,45 @@ def _worker(real: Any) -> Any:
     return compiled(tiles.worker(real), real.__name__).ctypes
 
 
-def _row(segment: Segment) -> list[int]:
-    """A row of the segment table: addresses and byte strides."""
-    size = segment.x.element_size()
-    row: list[int] = []
-    for name in _TENSORS:
-        tensor: Tensor | None = getattr(segment, name)
-        if tensor is None:
-            row += (0, 0, 0, 0)
-        else:
-            major, minor, element = tensor.stride()
-            row += (tensor.data_ptr(), major * size, minor * size, element * size)
-    row += segment.x.shape[1:]
-    return row
+def _row(place: Place) -> list[int]:
+    """A row of the segment table, in the order of its columns; those of the gradient are filled in later."""
+    size = place.x.element_size()
+
+    def strided(tensor: Tensor | None) -> tuple[int, ...]:
+        return (tensor.data_ptr(), *(stride * size for stride in tensor.stride())) if tensor is not None else (0,) * 4
+
+    def tiled(tensor: Tensor | None) -> int:
+        return 0 if tensor is None else tensor.data_ptr()
+
+    return [
+        *strided(place.x),
+        *strided(None),
+        *strided(place.m),
+        *strided(place.second_moment),
+        *strided(place.largest),
+        tiled(place.basis),
+        tiled(place.eigenvalues),
+        *place.x.shape[1:],
+        place.num_blocks,
+    ]
 
 
 def _block(segments: Sequence[Segment], starts: np.ndarray, number: int) -> Segment:
     """The segment that holds one block only."""
     index = int(np.searchsorted(starts, number, side="right")) - 1
-    segment = segments[index]
-    major, minor = divmod(number - int(starts[index]), segment.x.shape[1])
-    views = {
-        name: tensor[major : major + 1, minor : minor + 1]
+    segment, within = segments[index], number - int(starts[index])
+    major, minor = divmod(within, segment.place.x.shape[1])
+    tile, lane = divmod(within, TILE)
+
+    def strided(tensor: Tensor) -> Tensor:
+        return tensor[major : major + 1, minor : minor + 1]
+
+    def tiled(tensor: Tensor) -> Tensor:
+        return tensor[tile : tile + 1, :, lane : lane + 1]
+
+    views: dict[str, Any] = {
+        name: strided(tensor) if name in _STRIDED else tiled(tensor)
         for name in _TENSORS
-        if (tensor := getattr(segment, name)) is not None
+        if (tensor := getattr(segment.place, name)) is not None
     }
-    return replace(segment, **views)
+    return segment._replace(place=replace(segment.place, **views), grad=strided(segment.grad))

@@ -7,7 +7,8 @@ For each tile, in one pass over memory:
     3  y ← s(Λ) y, any function of the eigenvalues
     4  x ← x − U y
 
-Letters as in `numba_tridiagonal`. A block's place in memory is an address and byte strides, from the segment table.
+Letters as in `numba_tridiagonal`. Where a block lies is an address and byte strides, from the segment table. What is
+kept between refreshes lies in tiles already, and a segment that keeps a basis begins a tile of its own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from blockadapt.kernels.lanes import (
     pointer,
     power_of_two,
     prefetch,
+    rows_at,
     scatter,
     select,
     sqrt,
@@ -42,6 +44,7 @@ from blockadapt.kernels.lanes import (
     turn_few_in,
     turn_few_out,
     turn_in,
+    turn_onto,
     turn_out,
 )
 from blockadapt.kernels.numba_tridiagonal import (
@@ -66,20 +69,27 @@ LINE = 64
 MAX_SWEEPS = 6
 """QR sweeps allowed for each eigenvalue; two are used. A block that needs more is solved by `eigh`."""
 
-# Columns of the segment table: for each tensor its address and the byte strides of [major, minor, element].
-X, GRAD, M, V, LARGEST, BASIS, EIGENVALUES = range(0, 28, 4)
-MINOR, LENGTH = 28, 29
-TABLE = 30
+# Columns of the segment table: for each of these its address and the byte strides of [major, minor, element],
+X, GRAD, M, V, LARGEST = range(0, 20, 4)
+STRIDED = 5
+# the addresses of what lies in tiles,
+BASIS, EIGENVALUES = 20, 21
+# how many blocks lie side by side on the minor axis, coordinates in each, and blocks in all.
+MINOR, LENGTH, BLOCKS = 22, 23, 24
+TABLE = 25
 # Columns of the coefficient table, in the order of a Segment's NamedTuples.
 SIGN, COUPLED, SHRINK, BETA1, _, DECAY, WEIGHT, _, LR, CORRECTION, DAMPING, LOWER, UPPER, RESOLUTION = range(14)
 TERMS = 14
 
 
 @jit
-def locate(table: Any, starts: Any, block: int, where: Any, steps: Any, lengths: Any, owners: Any, size: int) -> bool:
-    """Addresses of each lane's block, from `block` on; lanes past the last block repeat it. A number has `size` bytes.
+def locate(
+    table: Any, starts: Any, block: int, where: Any, steps: Any, lengths: Any, owners: Any, blank: Any
+) -> tuple[bool, int]:
+    """Addresses of each lane's block, from `block` on; a lane past its segment's end gets a block of zeros at `blank`.
 
-    Returns whether the lanes' coordinates lie side by side, with one length and one owner.
+    Returns whether the lanes' coordinates lie side by side, with one length and one owner, and for how many tiles from
+    here on `move_on_` finds the addresses of the next.
     """
     L = LANES
     segment = np.searchsorted(starts, block, side="right") - 1
@@ -87,42 +97,49 @@ def locate(table: Any, starts: Any, block: int, where: Any, steps: Any, lengths:
     major = within // minors
     minor = within - major * minors
     if minor + L <= minors:  # a tile within one line of one segment: almost all are
-        for role in range(7):
-            if table[segment, 4 * role] != 0:
-                stride = table[segment, 4 * role + 2]
-                address = table[segment, 4 * role] + major * table[segment, 4 * role + 1] + minor * stride
-                for lane in range(L):
-                    where[role, lane] = address
-                    address += stride
+        beside = True
+        for role in range(STRIDED):
+            column = 4 * role
+            stride = table[segment, column + 2]
+            address = table[segment, column] + major * table[segment, column + 1] + minor * stride
+            for lane in range(L):
+                where[role, lane] = address
+                address += stride
+            if role <= 2:
+                beside = beside and (table[segment, column] == 0 or stride == blank.itemsize)
         for lane in range(L):
             lengths[lane] = table[segment, LENGTH]
             owners[lane] = segment
-        for role in range(3):
-            for lane in range(L):
+            for role in range(3):
                 steps[role, lane] = table[segment, 4 * role + 3]
-        beside = True
-        for role in range(3):
-            has = table[segment, 4 * role] != 0
-            beside = beside and (not has or table[segment, 4 * role + 2] == size)
-        return beside
+        return beside, (minors - minor) // L
     for lane in range(L):
-        for role in range(7):
+        inside = block + lane < starts[segment] + table[segment, BLOCKS]
+        for role in range(STRIDED):
             column = 4 * role
-            stride = table[segment, column + 2]
-            where[role, lane] = table[segment, column] + major * table[segment, column + 1] + minor * stride
+            address = table[segment, column] + major * table[segment, column + 1] + minor * table[segment, column + 2]
+            where[role, lane] = address if inside else blank.ctypes.data
         for role in range(3):
             steps[role, lane] = table[segment, 4 * role + 3]
-        lengths[lane] = table[segment, LENGTH]
+        lengths[lane] = table[segment, LENGTH] if inside else 0
         owners[lane] = segment
-        if block + lane + 1 < starts[-1]:
-            minor += 1
-            if minor == table[segment, MINOR]:
-                minor = 0
-                major += 1
-            if block + lane + 1 == starts[segment + 1]:
-                segment += 1
-                major = 0
-    return False
+        minor += 1
+        if minor == table[segment, MINOR]:
+            minor = 0
+            major += 1
+        if block + lane + 1 == starts[segment + 1] and segment + 2 < starts.size:
+            segment += 1
+            major = minor = 0
+    return False, 1
+
+
+@jit
+def move_on_(table: Any, segment: int, where: Any) -> None:
+    """The addresses of the next tile on the same line."""
+    for role in range(STRIDED):
+        stride = where.shape[1] * table[segment, 4 * role + 2]
+        for lane in range(where.shape[1]):
+            where[role, lane] += stride
 
 
 @jit
@@ -185,6 +202,28 @@ def expect(address: int) -> int:
     prefetch(address)
     prefetch(address + LINE)
     return address + 2 * LINE
+
+
+@jit
+def add_square_(n: int, g: Any, weight: Any, addresses: Any, decays: Any, rows: Any, ahead: int, L: int) -> int:
+    """V ← decay V + weight g gᵀ where it lies, 16 entries at a time; returns the next address to expect.
+
+    Between refreshes nothing else is done with V, so it is not worth taking apart into lanes.
+    """
+    filled, offset = 0, 0
+    for i in range(n):
+        weighted = weight * load(g, i * L)
+        for j in range(i + 1):
+            store(rows, filled * L, weighted * load(g, j * L))
+            filled += 1
+            if filled == TURN:
+                turn_onto(addresses, offset, filled, rows, decays)
+                offset += filled * rows.itemsize
+                filled = 0
+            ahead = expect(ahead)
+    if filled > 0:
+        turn_onto(addresses, offset, filled, rows, decays)
+    return ahead
 
 
 @jit
@@ -281,7 +320,7 @@ def aligned(memory: Any) -> Any:
 @jit
 def scratch_length(n: int, L: int) -> int:
     """Numbers of scratch that `advance` needs."""
-    return (n * (n + 1) // 2 + 12 * n + n * n + TERMS) * L
+    return (max(n * (n + 1) // 2, TURN) + 12 * n + TERMS) * L
 
 
 @jit
@@ -297,35 +336,40 @@ def fill_(terms: Any, coefficients: Any, owners: Any) -> None:
 def advance(
     n: int, table: Any, coefficients: Any, starts: Any, tile: int, end: int, scratch: Any, wide: Any, log: Any,
     most: int, kept: bool, failed: Any,
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
     """Take the step for tiles [tile, end) of blocks of n; see the module's head.
 
     `kept` uses each block's stored basis instead of finding it. Blocks that did not converge within `most` sweeps have
-    their moments updated and their x shrunk, but not moved, and are marked in `failed`.
+    their moments updated and their x shrunk, but not moved, and are marked in `failed`. Returns whether there are any.
     """
     f = scratch.dtype.type
     L = LANES
     zero, one = broadcast(f(0)), broadcast(f(1))
     tiny = broadcast(f(1.1754944e-38) if scratch.itemsize == 4 else f(2.2250738585072014e-308))
     triangle = n * (n + 1) // 2
-    a = scratch[: triangle * L]
-    rest = scratch[triangle * L :]
+    a, rest = scratch[: max(triangle, TURN) * L], scratch[max(triangle, TURN) * L :]
     x, g, m, d = _four(rest, n * L)
     e, y, h, _ = _four(rest[4 * n * L :], n * L)
-    free = rest[7 * n * L : 9 * n * L]
-    basis = rest[9 * n * L : (9 * n + n * n) * L]
-    sorting = rest[(9 * n + n * n) * L : (12 * n + n * n) * L]
-    terms = rest[(12 * n + n * n) * L :]
-    where = np.zeros((7, L), dtype=np.int64)
+    free, sorting, terms = rest[7 * n * L : 9 * n * L], rest[9 * n * L : 12 * n * L], rest[12 * n * L :]
+    decays = terms[DECAY * L : (DECAY + 1) * L]
+    blank = np.zeros(triangle, scratch.dtype)
+    where = np.zeros((STRIDED, L), dtype=np.int64)
     steps = np.zeros((3, L), dtype=np.int64)
     lengths = np.zeros(L, dtype=np.int64)
     owners = np.zeros(L, dtype=np.int64)
     spare = np.zeros(L + 1, dtype=np.int64)
     ends = np.zeros(most, dtype=np.int64)
     has_m, has_largest, has_basis = table[0, M] != 0, table[0, LARGEST] != 0, table[0, BASIS] != 0
+    unknown = broadcast(f(np.nan))
     filled = -1  # the one segment whose coefficients the lanes hold
+    beside, run = False, 0
+    failures = False
     while tile < end:
-        beside = locate(table, starts, tile * L, where, steps, lengths, owners, scratch.itemsize)
+        if run > 1:
+            move_on_(table, owners[0], where)
+            run -= 1
+        else:
+            beside, run = locate(table, starts, tile * L, where, steps, lengths, owners, blank)
         if filled < 0 or owners[0] != filled or owners[L - 1] != filled:
             fill_(terms, coefficients, owners)
             filled = owners[0] if owners[0] == owners[L - 1] else -1
@@ -333,11 +377,14 @@ def advance(
         fetch_(1, n, g, where, steps, lengths, beside, spare)
         if has_m:
             fetch_(2, n, m, where, steps, lengths, beside, spare)
-        lift_(where[3], triangle, a, L)
+        place = (tile * L - starts[owners[0]]) // L
+        basis = rows_at(table[owners[0], BASIS] + place * n * n * L * scratch.itemsize, n * n, scratch)
+        eigenvalues = rows_at(table[owners[0], EIGENVALUES] + place * n * L * scratch.itemsize, n, scratch)
         # What the next tile needs follows this one's in memory, almost always. It is asked for piece by piece, between
         # the sums: all at once would fill the processor's few slots for lines on their way, and stall.
         next_v = where[3, 0] + L * triangle * scratch.itemsize
-        ahead = where[5, 0] + L * n * n * scratch.itemsize if kept else next_v
+        next_eigenvalues = eigenvalues.ctypes.data + L * n * scratch.itemsize
+        ahead = basis.ctypes.data + L * n * n * scratch.itemsize if kept else next_v
 
         sign, coupled, beta1 = load(terms, SIGN * L), load(terms, COUPLED * L), load(terms, BETA1 * L)
         for i in range(n):
@@ -351,36 +398,40 @@ def advance(
             for role in range(3):
                 expect(where[role, 0] + i * steps[role, 0] + L * scratch.itemsize)
             if kept:
-                expect(where[6, 0] + L * n * scratch.itemsize + 2 * i * LINE)
+                expect(next_eigenvalues + 2 * i * LINE)
         if has_m:
             put_(2, n, m, where, steps, lengths, beside, spare)
         decay, weight = load(terms, DECAY * L), load(terms, WEIGHT * L)
-        largest, check = zero, zero
-        row = 0
-        for i in range(n):
-            weighted = weight * load(g, i * L)
-            for j in range(i + 1):
-                entry = fma(weighted, load(g, j * L), decay * load(a, row))
-                store(a, row, entry)
-                row += L
-                ahead = expect(ahead)
-            entry = load(a, row - L)
-            largest = maximum(entry, largest)
-            check = fma(entry, zero, check)
-        lower_(where[3], triangle, a, L)
-        finite = check == zero  # 0 · ∞ and 0 · NaN are NaN; a bad entry off the diagonal has one on it
-        solved = finite
-
+        check = zero  # 0 · ∞ and 0 · NaN are NaN
         if kept:
-            lift_(where[5], n * n, basis, L)
-            lift_(where[6], n, d, L)
-            turn_(n, basis, g, y, d, e, decay, weight, ahead, L)
-            lower_(where[6], n, d, L)
+            ahead = add_square_(n, g, weight, where[3], decays, a, ahead, L)
+            turn_(n, basis, g, y, eigenvalues, e, decay, weight, ahead, L)
+            for i in range(n):
+                store(d, i * L, load(eigenvalues, i * L))
+                check = fma(load(d, i * L), zero, check)
+            finite = check == zero
+            solved = finite
             if has_largest:
                 amsgrad_(n, d, where[4], sorting, finite, L)
             effective_(n, d, e, terms, L)
             turn_back_(n, basis, e, y, next_v, L)
         else:
+            lift_(where[3], triangle, a, L)
+            largest = zero
+            row = 0
+            for i in range(n):
+                weighted = weight * load(g, i * L)
+                for j in range(i + 1):
+                    entry = fma(weighted, load(g, j * L), decay * load(a, row))
+                    store(a, row, entry)
+                    row += L
+                    ahead = expect(ahead)
+                entry = load(a, row - L)  # on the diagonal: a bad entry off it has one there
+                largest = maximum(entry, largest)
+                check = fma(entry, zero, check)
+            lower_(where[3], triangle, a, L)
+            finite = check == zero
+            solved = finite
             scale = power_of_two(maximum(select(finite, largest, one), tiny))
             inverse = one / scale
             # Entries too small to matter go: arithmetic on denormal numbers is a hundred times slower.
@@ -402,37 +453,38 @@ def advance(
             for i in range(n - 1):
                 solved = solved & (load(e, i * L) == zero)
             for i in range(n):
-                store(d, i * L, load(d, i * L) * scale)
-            if has_basis:
-                lower_(where[6], n, d, L)
+                value = load(d, i * L) * scale
+                store(d, i * L, value)
+                if has_basis:
+                    store(eigenvalues, i * L, select(finite, value, unknown))
             if has_largest:
                 amsgrad_(n, d, where[4], sorting, solved, L)
             effective_(n, d, y, terms, L)
-            undiagonalise_(y, log, ends, sweeps, L)
-            reverse_(n, y, ascending, 1, L)
-            if n > 2:
-                unreduce_(n, a, h, y, L)
             if has_basis:
-                ahead = where[5, 0]
-                for _ in range(n * n):
-                    ahead = expect(ahead)
                 rotations_(n, basis, log, ends, sweeps, L)
                 reverse_(n, basis, ascending, n, L)
                 reflect_(n, a, h, basis, L)
-                lower_(where[5], n * n, basis, L)
+                turn_back_(n, basis, y, e, next_v, L)
+                y, e = e, y
+            else:
+                undiagonalise_(y, log, ends, sweeps, L)
+                reverse_(n, y, ascending, 1, L)
+                if n > 2:
+                    unreduce_(n, a, h, y, L)
             if not every(solved):
                 store(free, 0, select(solved | ~finite, zero, one))
                 for lane in range(L):
-                    if free[lane] != 0 and tile * L + lane < starts[-1]:
+                    if free[lane] != 0 and lengths[lane] > 0:
                         failed[tile * L + lane] = 1
+                        failures = True
 
         shrink = load(terms, SHRINK * L)
-        unknown = broadcast(f(np.nan))
         for i in range(n):
             move = select(solved, load(y, i * L), select(finite, zero, unknown))
             store(x, i * L, fma(shrink, load(x, i * L), -move))
         put_(0, n, x, where, steps, lengths, beside, spare)
         tile += 1
+    return failures
 
 
 @jit
@@ -442,43 +494,45 @@ def advance_ones(table: Any, coefficients: Any, starts: Any, tile: int, end: int
     Tiles that lie side by side in memory, as almost all do, are run through without looking up each one's place.
     """
     L, size = LANES, scratch.itemsize
-    terms, lanes = scratch[: TERMS * L], scratch[TERMS * L : (TERMS + 7) * L]
-    where = np.zeros((7, L), dtype=np.int64)
+    terms, lanes = scratch[: TERMS * L], scratch[TERMS * L : (TERMS + STRIDED) * L]
+    blank = np.zeros(1, scratch.dtype)
+    where = np.zeros((STRIDED, L), dtype=np.int64)
     steps = np.zeros((3, L), dtype=np.int64)
     lengths = np.zeros(L, dtype=np.int64)
     owners = np.zeros(L, dtype=np.int64)
-    has = table[0, : 7 * 4 : 4] != 0
+    has = table[0, : 4 * STRIDED : 4] != 0
     while tile < end:
-        beside = locate(table, starts, tile * L, where, steps, lengths, owners, size)
+        beside, run = locate(table, starts, tile * L, where, steps, lengths, owners, blank)
         segment = owners[0]
-        for role in range(3, 7):
+        for role in range(3, STRIDED):
             beside = beside and (not has[role] or table[segment, 4 * role + 2] == size)
         fill_(terms, coefficients, owners)
-        run = 1
-        if beside:
-            minors = table[segment, MINOR]
-            run = min((minors - (tile * L - starts[segment]) % minors) // L, end - tile)
+        run = min(run, end - tile) if beside else 1
         for _ in range(run):
-            for role in range(7):
+            for role in range(STRIDED):
                 if has[role] and beside:
                     store(lanes, role * L, load_row(where[role, 0], lanes))
                 elif has[role]:
                     store(lanes, role * L, gather(where[role], 0, lanes))
             step_ones_(lanes, has, terms, L)
-            for role in range(7):
+            for role in range(STRIDED):
                 if has[role] and role != 1 and beside:
                     store_row(where[role, 0], load(lanes, role * L))
                 elif has[role] and role != 1:
                     scatter(where[role], 0, load(lanes, role * L))
                 where[role, 0] += L * size
-        tile += run
+            if table[segment, BASIS] != 0:
+                offset = (tile * L - starts[segment]) * size
+                store_row(table[segment, BASIS] + offset, broadcast(scratch.dtype.type(1)))
+                store_row(table[segment, EIGENVALUES] + offset, load(lanes, 3 * L))
+            tile += 1
 
 
 @jit
 def step_ones_(lanes: Any, has: Any, terms: Any, L: int) -> None:
     """The step for one tile of blocks of 1: a row of lanes for each tensor of a segment, in their order."""
     f = lanes.dtype.type
-    zero, one = broadcast(f(0)), broadcast(f(1))
+    zero = broadcast(f(0))
     x = load(lanes, 0)
     g = fma(load(terms, COUPLED * L), x, load(terms, SIGN * L) * load(lanes, L))
     m = g
@@ -492,17 +546,17 @@ def step_ones_(lanes: Any, has: Any, terms: Any, L: int) -> None:
     if has[4]:
         adapted = select(finite, maximum(second_moment, load(lanes, 4 * L)), load(lanes, 4 * L))
     store(lanes, 4 * L, adapted)
-    store(lanes, 5 * L, one)
-    store(lanes, 6 * L, second_moment)
     store(lanes, 0, m)
     effective_(1, lanes[4 * L :], lanes, terms, L)
     move = select(finite, load(lanes, 0), broadcast(f(np.nan)))
     store(lanes, 0, fma(load(terms, SHRINK * L), x, -move))
 
 
-# Entries of an order: what a thread needs to know, as int64. The first is taken from by all threads.
-TICKET, SIZE, SEGMENTS, TABLE_AT, COEFFICIENTS_AT, STARTS_AT, FAILED_AT, TILES, CHUNK, SWEEPS, KEPT = range(11)
-ORDER = 11
+# Entries of an order: what a thread needs to know, as int64. All threads take from the first and write to the second.
+TICKET, FAILURES, SIZE, SEGMENTS, TABLE_AT, COEFFICIENTS_AT, STARTS_AT, FAILED_AT, TILES, CHUNK, SWEEPS, KEPT = range(
+    12
+)
+ORDER = 12
 
 
 def worker(real: Any) -> Callable[[Any], None]:
@@ -527,7 +581,7 @@ def worker(real: Any) -> Callable[[Any], None]:
             last = min(first + order[CHUNK], order[TILES])
             if n == 1:
                 advance_ones(table, coefficients, starts, first, last, scratch)
-            else:
-                advance(n, table, coefficients, starts, first, last, scratch, wide, log, most, kept, failed)
+            elif advance(n, table, coefficients, starts, first, last, scratch, wide, log, most, kept, failed):
+                order[FAILURES] = 1
 
     return work

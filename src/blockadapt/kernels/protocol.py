@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,48 +22,17 @@ class Descent(NamedTuple):
     shrink: float
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Blocks of one size that share every coefficient: all runs of one length in one parameter.
+class Coefficients(NamedTuple):
+    """All numbers of one step, one NamedTuple a stage."""
 
-    Tensors are views [major, minor, width]; a block is one (major, minor). Coordinates have k <= n entries: a short
-    last run is a block of n whose missing coordinates are zero.
-
-    Attributes:
-        n: Block size.
-        x: Coordinates [major, minor, k], moved in place.
-        grad: Gradient [major, minor, k].
-        m: First moment [major, minor, k], updated in place; None where the gradient itself is used (β₁ = 0).
-        second_moment: Packed V [major, minor, n(n+1)/2], updated in place.
-        largest: AMSGrad's Σ̂ [major, minor, n], ascending, updated in place; None without AMSGrad.
-        basis: U kept between refreshes [major, minor, n·n], rows of U one after another; None with `refresh_every=1`.
-        eigenvalues: diag(Uᵀ V U) kept with it [major, minor, n].
-        refresh: Whether this step finds U anew.
-        descent, first, second, spectrum: The step's coefficients, one NamedTuple a stage.
-    """
-
-    n: int
-    x: Tensor
-    grad: Tensor
-    m: Tensor | None
-    second_moment: Tensor
-    largest: Tensor | None
-    basis: Tensor | None
-    eigenvalues: Tensor | None
-    refresh: bool
     descent: Descent
     first: FirstMoment
     second: SecondMoment
     spectrum: Spectrum
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks in this segment."""
-        return self.x.shape[0] * self.x.shape[1]
-
-    @property
     def terms(self) -> tuple[float, ...]:
-        """All coefficients in a row, in the order of the NamedTuples."""
+        """All of them in a row, in the order of the NamedTuples."""
         return (*self.descent, *self.first, *self.second, *self.spectrum)
 
 
@@ -72,6 +42,64 @@ class Batch(NamedTuple):
     n: int
     dtype: torch.dtype
     device: torch.device
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where blocks of one size lie: all runs of one length in one parameter. It stays while its tensors stay.
+
+    Tensors are views [major, minor, width]; a block is one (major, minor). Coordinates have k <= n entries: a short
+    last run is a block of n whose missing coordinates are zero. What is kept between refreshes lies in tiles, see
+    `kernels.tile`.
+
+    Attributes:
+        n: Block size.
+        x: Coordinates [major, minor, k], moved in place.
+        m: First moment [major, minor, k], updated in place; None where the gradient itself is used (β₁ = 0).
+        second_moment: Packed V [major, minor, n(n+1)/2], updated in place.
+        largest: AMSGrad's Σ̂ [major, minor, n], ascending, updated in place; None without AMSGrad.
+        basis: U kept between refreshes [tiles, n·n, TILE], rows of U one after another; None with `refresh_every=1`.
+        eigenvalues: diag(Uᵀ V U) kept with it [tiles, n, TILE].
+    """
+
+    n: int
+    x: Tensor
+    m: Tensor | None
+    second_moment: Tensor
+    largest: Tensor | None
+    basis: Tensor | None
+    eigenvalues: Tensor | None
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Blocks that lie here."""
+        return self.x.shape[0] * self.x.shape[1]
+
+    @cached_property
+    def batch(self) -> Batch:
+        """What these blocks are called with."""
+        return Batch(self.n, self.second_moment.dtype, self.x.device)
+
+    @cached_property
+    def keeps(self) -> tuple[bool, bool, bool]:
+        """Whether there are m, Σ̂ and a basis."""
+        return self.m is not None, self.largest is not None, self.basis is not None
+
+
+class Segment(NamedTuple):
+    """One step for the blocks of one place.
+
+    Attributes:
+        place: Where they lie.
+        grad: Gradient [major, minor, k].
+        refresh: Whether this step finds U anew.
+        coefficients: The step's numbers.
+    """
+
+    place: Place
+    grad: Tensor
+    refresh: bool
+    coefficients: Coefficients
 
 
 Batches = Mapping[Batch, Sequence[Segment]]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockadapt.kernels.protocol import Batches, Segment
+from blockadapt.kernels.tile import by_block, write_by_block_
 from blockadapt.moments import unpack, updated_second_moment
 from blockadapt.spectrum import effective
 
@@ -26,23 +27,24 @@ class EighKernel:
 
     def prepare(self, segments: Sequence[Segment]) -> Change:
         """Compute what the step changes in blocks of one size, and change nothing."""
-        n = segments[0].n
-        x, grad = (_rows([getattr(s, name) for s in segments], n) for name in ("x", "grad"))
+        places = [s.place for s in segments]
+        n = places[0].n
+        x, grad = _rows([place.x for place in places], n), _rows([s.grad for s in segments], n)
         terms = _terms(segments, grad)
         sign, coupled, _, beta, _, decay, weight, _, *spectrum = terms  # Descent, FirstMoment, SecondMoment, Spectrum
 
         g = sign * grad + coupled * x
-        old = [s.grad if s.m is None else s.m for s in segments]
+        old = [s.grad if s.place.m is None else s.place.m for s in segments]
         m = torch.lerp(g, _rows(old, n), beta)
-        V = updated_second_moment(_rows([s.second_moment for s in segments]), g, decay, weight)
+        V = updated_second_moment(_rows([place.second_moment for place in places]), g, decay, weight)
 
         eigenvalues, basis = _decompose(segments, V, g, decay, weight)
-        counts = [s.num_blocks for s in segments]
+        counts = [place.num_blocks for place in places]
         adapted = list(eigenvalues.split(counts))
         largest: list[Tensor | None] = [None] * len(segments)
-        for i, segment in enumerate(segments):
-            if segment.largest is not None:
-                adapted[i], largest[i] = _amsgrad(adapted[i], segment.largest.reshape(-1, n))
+        for i, place in enumerate(places):
+            if place.largest is not None:
+                adapted[i], largest[i] = _amsgrad(adapted[i], place.largest.reshape(-1, n))
 
         s = effective(torch.cat(adapted), *spectrum)
         if basis is None:
@@ -68,19 +70,18 @@ class Change:
 
     def write_(self) -> None:
         """Write it where the segments lie."""
-        for i, segment in enumerate(self.segments):
-            k = segment.x.shape[-1]
-            segment.x.mul_(segment.descent.shrink).sub_(self.direction[i][:, :k].reshape(segment.x.shape))
-            if segment.m is not None:
-                segment.m.copy_(self.m[i][:, :k].reshape(segment.m.shape))
-            segment.second_moment.copy_(self.second_moment[i].reshape(segment.second_moment.shape))
-            for kept, new in (
-                (segment.basis, self.basis[i]),
-                (segment.eigenvalues, self.eigenvalues[i]),
-                (segment.largest, self.largest[i]),
-            ):
-                if kept is not None and new is not None:
-                    kept.copy_(new.reshape(kept.shape))
+        for i, (place, _, _, coefficients) in enumerate(self.segments):
+            k = place.x.shape[-1]
+            place.x.mul_(coefficients.descent.shrink).sub_(self.direction[i][:, :k].reshape(place.x.shape))
+            if place.m is not None:
+                place.m.copy_(self.m[i][:, :k].reshape(place.m.shape))
+            place.second_moment.copy_(self.second_moment[i].reshape(place.second_moment.shape))
+            largest = self.largest[i]
+            if place.largest is not None and largest is not None:
+                place.largest.copy_(largest.reshape(place.largest.shape))
+            for kept, new in ((place.basis, self.basis[i]), (place.eigenvalues, self.eigenvalues[i])):
+                if kept is not None:
+                    write_by_block_(kept, new)
 
 
 def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
@@ -92,9 +93,9 @@ def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
 
 
 def _terms(segments: Sequence[Segment], like: Tensor) -> tuple[Tensor, ...]:
-    """The coefficients of each block, as columns [num_blocks, 1], in the order of the Segment's NamedTuples."""
-    table = [segment.terms for segment in segments]
-    counts = torch.tensor([s.num_blocks for s in segments])
+    """The coefficients of each block, as columns [num_blocks, 1], in the order of `Coefficients`."""
+    table = [segment.coefficients.terms for segment in segments]
+    counts = torch.tensor([s.place.num_blocks for s in segments])
     columns = torch.tensor(table, dtype=torch.float64).repeat_interleave(counts, dim=0).to(like)
     return columns.unsqueeze(-1).unbind(1)
 
@@ -109,22 +110,23 @@ def _decompose(
     n = g.shape[1]
     if n == 1:
         return V, None
-    counts = [s.num_blocks for s in segments]
+    counts = [s.place.num_blocks for s in segments]
     if all(s.refresh for s in segments):
         return _eigh(unpack(V, n))
     eigenvalues, basis = g.new_empty(g.shape), g.new_empty(*g.shape, n)
     pieces = list(zip(segments, *(t.split(counts) for t in (V, g, decay, weight, eigenvalues, basis)), strict=True))
     for segment, _, g_, d, w, eigenvalues_, basis_ in pieces:
         if not segment.refresh:
-            assert segment.basis is not None
-            assert segment.eigenvalues is not None
-            basis_.copy_(segment.basis.reshape(basis_.shape))
+            place = segment.place
+            assert place.basis is not None
+            assert place.eigenvalues is not None
+            basis_.copy_(by_block(place.basis, place.num_blocks).view(basis_.shape))
             turned = (basis_.mT @ g_.unsqueeze(-1)).squeeze(-1)
-            eigenvalues_.copy_(d * segment.eigenvalues.reshape(eigenvalues_.shape) + w * turned * turned)
+            eigenvalues_.copy_(d * by_block(place.eigenvalues, place.num_blocks) + w * turned * turned)
     fresh = [piece for piece in pieces if piece[0].refresh]
     if fresh:
         found = _eigh(unpack(torch.cat([piece[1] for piece in fresh]), n))
-        sizes = [piece[0].num_blocks for piece in fresh]
+        sizes = [piece[0].place.num_blocks for piece in fresh]
         for piece, λ, U in zip(fresh, *(t.split(sizes) for t in found), strict=True):
             piece[-2].copy_(λ)
             piece[-1].copy_(U)

@@ -23,11 +23,12 @@ from blockadapt._validation import (
     require_number,
 )
 from blockadapt.errors import NonFiniteGradientError
-from blockadapt.kernels import Descent, Kernel, get_kernel
+from blockadapt.kernels import Coefficients, Descent, Kernel, get_kernel
 from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
-from blockadapt.optimizers.update import WIDTHS, Blocks, Coefficients, State, Update, Views, block_state_names
-from blockadapt.partition import MAX_BLOCK, IndexGroups, index_groups, partition, require_grouping
+from blockadapt.optimizers.storage import WIDTHS, block_state_names, state_shape
+from blockadapt.optimizers.update import Places, State, Update
+from blockadapt.partition import MAX_BLOCK, IndexGroups, Partition, index_groups, partition, require_grouping
 from blockadapt.spectrum import Spectrum, SpectrumClip, resolution_of
 
 _NOT_OPTIONS = ("params", "param_names", "base_lr", "initial_lr", "differentiable")
@@ -54,7 +55,7 @@ class BlockOptimizer(Optimizer):
         require(process_group is None, type(self).__name__, "process_group", rule, process_group)
         self._kernel: Kernel = get_kernel(type(self).__name__, backend)
         self._backend = backend
-        self._views = Views()
+        self._places = Places()
         super().__init__(params, {**defaults, "skipped_steps": 0})
 
     # What a subclass says ------------------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ class BlockOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._has_usable_gradients():
-            update = Update(self._views)
+            update = Update(self._places)
             for group in self.param_groups:
                 self._prepare(group, update)
             update.apply_(self._kernel)
@@ -104,24 +105,25 @@ class BlockOptimizer(Optimizer):
 
     def _prepare(self, group: Group, update: Update) -> None:
         """Put one param group's part of the step into `update`; changes nothing."""
+        spanning = index_groups(group["grouping"], group["params"])
         active = [p for p in group["params"] if p.grad is not None]
         if not active:
             return
-        spanning = index_groups(group["grouping"], group["params"])
+        kept = block_state_names(group.get("amsgrad", False), group["refresh_every"])
         # Parameters of a group are almost always at the same step.
         known: dict[tuple[int, torch.dtype], Coefficients] = {}
         for params in [group["params"]] if spanning else [[p] for p in active]:
             # Blocks keep their state with the first parameter; spanning blocks have several.
-            owner, step = params[0], self._steps_taken(params[0]) + 1
-            clip: SpectrumClip | None = group["clip"]
-            closed = clip is not None and clip.is_closed(step)
+            owner = params[0]
+            held: State = self.state.get(owner, {})
+            step = int(held["step"]) + 1 if held else 1
             key = step, statistics_dtype(owner)
-            coefficients = known.get(key) or known.setdefault(key, self._coefficients(group, *key, closed))
-            cut = spanning or partition(tuple(owner.shape), group["grouping"], group["block_size"])
-            blocks = Blocks(cut.sizes)
-            names = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
-            states = [self._state(p, update, blocks, names if p is owner else [], step) for p in params]
-            stale = [name for name in WIDTHS if name in states[0] and name not in names]
+            coefficients = known.get(key) or known.setdefault(key, self._coefficients(group, *key))
+            cut = spanning or partition(owner.shape, group["grouping"], group["block_size"])
+            closed = _is_closed(group, step)
+            names = [] if closed else kept
+            states = [self._state(p, update, cut, names if p is owner else ()) for p in params]
+            stale = [name for name in WIDTHS if name in held and name not in names]
             if stale:  # the interval has closed, or an option was switched off
                 update.finish.append(partial(self._free, owner, stale))
             if closed:
@@ -129,14 +131,14 @@ class BlockOptimizer(Optimizer):
                     update.add_scaled(param, param.grad, state, coefficients)
                 continue
             # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
-            due = step <= max(blocks.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
-            refresh = due or "basis" not in self.state.get(owner, {})
+            due = step <= max(cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
+            refresh = due or "basis" not in held
             if isinstance(cut, IndexGroups):
                 update.add_group(cut, params, states, refresh, coefficients)
             else:
                 update.add_parameter(cut, owner, owner.grad, states[0], refresh, coefficients)
 
-    def _coefficients(self, group: Group, step: int, dtype: torch.dtype, closed: bool) -> Coefficients:
+    def _coefficients(self, group: Group, step: int, dtype: torch.dtype) -> Coefficients:
         """All numbers of this group's step number `step`, for statistics of this dtype."""
         lr = float(group["lr"])
         decay, decoupled = float(group["weight_decay"]), self.decouples_weight_decay
@@ -155,7 +157,7 @@ class BlockOptimizer(Optimizer):
         clip: SpectrumClip | None = group["clip"]
         if clip is not None:
             schedule = lr / float(group["base_lr"])
-            lower, upper = (clip.final_lr * schedule,) * 2 if closed else clip.bounds(step, schedule)
+            lower, upper = (clip.final_lr * schedule,) * 2 if clip.is_closed(step) else clip.bounds(step, schedule)
             spectrum = spectrum._replace(lower=lower, upper=upper)
         return Coefficients(descent, first, second, spectrum)
 
@@ -164,32 +166,37 @@ class BlockOptimizer(Optimizer):
     def _steps_taken(self, param: Tensor) -> int:
         return int(self.state[param]["step"]) if param in self.state else 0
 
-    def _state(self, param: Tensor, update: Update, blocks: Blocks, names: Sequence[str], step: int) -> State:
+    def _state(self, param: Tensor, update: Update, cut: Partition | IndexGroups, names: Sequence[str]) -> State:
         """The state of a parameter with all that this step needs; what is new is kept only if the step succeeds."""
         state: State = self.state.get(param, {})
-        dtype = statistics_dtype(param)
-        missing: State = {}
-        if "step" not in state:
-            missing["step"] = torch.zeros((), dtype=torch.int64)
-            if self.averages_gradient:
-                missing["exp_avg"] = torch.zeros(param.shape, dtype=dtype, device=param.device)
-        elif "second_moment" in names and "second_moment" not in state:
-            rule = "left closed once it has closed, because the second moment was freed then"
-            value = Described(f"an open interval at step {step}")
-            raise RuntimeError(refusal(type(self).__name__, "clip", rule, value))
-        for name in names:
-            if name not in state:
-                missing[name] = torch.zeros(blocks.shape(WIDTHS[name]), dtype=dtype, device=param.device)
-        if missing:
+        if not state or not all(name in state for name in names):
+            missing = self._missing(param, state, cut, names)
             state = {**state, **missing}
             update.finish.append(lambda: self.state[param].update(missing))
         update.counters.append(state["step"])
         return state
 
+    def _missing(self, param: Tensor, held: State, cut: Partition | IndexGroups, names: Sequence[str]) -> State:
+        """What this step needs and the state does not hold: zeros."""
+        zeros = partial(torch.zeros, dtype=statistics_dtype(param), device=param.device)
+        missing: State = {}
+        if not held:
+            missing["step"] = torch.zeros((), dtype=torch.int64)
+            if self.averages_gradient:
+                missing["exp_avg"] = zeros(param.shape)
+        elif "second_moment" in names and "second_moment" not in held:
+            rule = "left closed once it has closed, because the second moment was freed then"
+            value = Described(f"an open interval at step {int(held['step']) + 1}")
+            raise RuntimeError(refusal(type(self).__name__, "clip", rule, value))
+        for name in names:
+            if name not in held:
+                missing[name] = zeros(state_shape(name, cut))
+        return missing
+
     def _free(self, param: Tensor, names: Sequence[str]) -> None:
         for name in names:
             del self.state[param][name]
-        self._views.drop(param)
+        self._places.drop(param)
 
     def _expected_state(
         self, group: Group, params: Sequence[Tensor], saved: Sequence[State | None]
@@ -203,11 +210,11 @@ class BlockOptimizer(Optimizer):
                 expected["exp_avg"] = tuple(param.shape)
             count = state.get("step") if state else None
             step = int(count) if isinstance(count, Tensor) and count.numel() == 1 else 0
-            closed = step > 0 and group["clip"] is not None and group["clip"].is_closed(step)
+            closed = step > 0 and _is_closed(group, step)
             if not closed and (position == 0 or not spanning):
-                blocks = Blocks(block_sizes(group, params if spanning else [param]))
+                cut = cut_of(group, params if spanning else [param])
                 for name in block_state_names(group.get("amsgrad", False), group["refresh_every"]):
-                    expected[name] = blocks.shape(WIDTHS[name])
+                    expected[name] = state_shape(name, cut)
             shapes.append(expected)
         return shapes
 
@@ -222,13 +229,14 @@ class BlockOptimizer(Optimizer):
         for index, group in enumerate(self.param_groups):
             grads = []
             for position, param in enumerate(group["params"]):
-                if param.grad is None:
+                grad = param.grad
+                if grad is None:
                     continue
-                if param.grad.layout != torch.strided:
+                if grad.layout != torch.strided:
                     name = _parameter_name(group, index, position)
-                    raise ValueError(refusal(owner, "grad", f"dense (for {name})", param.grad.layout))
-                if param.numel():
-                    grads.append(param.grad)
+                    raise ValueError(refusal(owner, "grad", f"dense (for {name})", grad.layout))
+                if grad.numel():
+                    grads.append(grad)
             if group["on_nonfinite"] == "propagate" or not grads:
                 continue
             if _are_small(grads) or _largest_magnitude(grads) <= _gradient_limit(group["params"]):
@@ -297,7 +305,7 @@ class BlockOptimizer(Optimizer):
         checkpoint.unshield_(state["state"])
         super().__setstate__(state)
         self._kernel = get_kernel(type(self).__name__, self._backend)
-        self._views = Views()
+        self._places = Places()
 
     def state_dict(self) -> dict[str, Any]:
         """The state as tensors and plain data: `torch.load(weights_only=True)` reads it."""
@@ -317,16 +325,23 @@ class BlockOptimizer(Optimizer):
             handle.remove()
 
 
-def block_sizes(group: Group, params: Sequence[Tensor]) -> dict[int, int]:
-    """Number of blocks of each size that live with params[0]."""
+def cut_of(group: Group, params: Sequence[Tensor]) -> Partition | IndexGroups:
+    """How the blocks are cut that live with params[0]: all of `params` where blocks may span them, else one."""
     spanning = index_groups(group["grouping"], params)
-    return (spanning or partition(tuple(params[0].shape), group["grouping"], group["block_size"])).sizes
+    return spanning or partition(params[0].shape, group["grouping"], group["block_size"])
+
+
+def _is_closed(group: Group, step: int) -> bool:
+    """Whether the clip's interval has closed, so that blocks keep nothing."""
+    clip: SpectrumClip | None = group["clip"]
+    return clip is not None and clip.is_closed(step)
 
 
 def _are_small(grads: Sequence[Tensor]) -> bool:
     """Whether all are surely usable, found in one fast pass: Σ g² is in float32's range only if every g² is."""
-    if all(grad.device.type == "cpu" and grad.is_contiguous() for grad in grads):
-        squares = sum(float(torch.dot(flat, flat)) for flat in (grad.view(-1) for grad in grads))
+    if all(grad.is_cpu and grad.is_contiguous() for grad in grads):
+        flat = [grad.view(-1) for grad in grads]
+        squares = sum([float(torch.dot(g, g)) for g in flat])
     else:  # one synchronisation for all
         squares = float(torch.nn.utils.get_total_norm(grads).square())
     return squares <= torch.finfo(torch.float32).max

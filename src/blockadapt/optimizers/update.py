@@ -4,76 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Batch, Descent, Kernel, Segment
-from blockadapt.moments import FirstMoment, SecondMoment, packed_length, statistics_dtype
+from blockadapt.kernels import Batch, Coefficients, Kernel, Place, Segment
+from blockadapt.moments import statistics_dtype
+from blockadapt.optimizers.storage import WIDTHS, state_parts
 from blockadapt.partition import IndexGroups, Partition
-from blockadapt.spectrum import Spectrum
 
 State = dict[str, Any]
 
 
-class Coefficients(NamedTuple):
-    """All numbers of one step, one NamedTuple a stage."""
-
-    descent: Descent
-    first: FirstMoment
-    second: SecondMoment
-    spectrum: Spectrum
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Where the blocks of a partition keep their state: the shapes and the widths of each state tensor."""
-
-    sizes: dict[int, int]
-
-    def shape(self, width: Callable[[int], int]) -> tuple[int, ...]:
-        """[num_blocks, width] where all blocks have one size; else all of them end to end, sizes ascending."""
-        rows = [(count, width(n)) for n, count in self.sizes.items()]
-        return rows[0] if len(rows) == 1 else (sum(count * width for count, width in rows),)
-
-    def split(self, state: Tensor | None, width: Callable[[int], int]) -> dict[int, Tensor | None]:
-        """The rows [num_blocks, width] of each size."""
-        if state is None:
-            return dict.fromkeys(self.sizes)
-        pieces = state.view(-1).split([count * width(n) for n, count in self.sizes.items()])
-        return {n: piece.view(-1, width(n)) for n, piece in zip(self.sizes, pieces, strict=True)}
-
-
-WIDTHS: dict[str, Callable[[int], int]] = {
-    "second_moment": packed_length,
-    "largest": lambda n: n,
-    "basis": lambda n: n * n,
-    "eigenvalues": lambda n: n,
-}
-"""Numbers a block of n keeps in each of its state tensors."""
-
-
-def block_state_names(amsgrad: bool, refresh_every: int) -> list[str]:
-    """The state tensors that blocks keep under these options."""
-    return ["second_moment"] + ["largest"] * amsgrad + ["basis", "eigenvalues"] * (refresh_every > 1)
-
-
-class Views:
-    """Views of tensors that stay from step to step, made once: making them anew is what a step would spend most on."""
+class Places:
+    """The places of each parameter, made once: making them anew is what a step would spend most on."""
 
     def __init__(self) -> None:
-        self._held: dict[Tensor, tuple[object, list[dict[str, Any]] | None]] = {}
+        self._held: dict[Tensor, tuple[object, list[Place] | None]] = {}
 
-    def get(self, cut: Partition, param: Tensor, state: State) -> list[dict[str, Any]] | None:
-        """Of each segment of a parameter, x, m and what its blocks keep; made again if any of it has moved.
-
-        None if the parameter's strides do not allow views.
-        """
-        place = (cut, param.data_ptr(), param.stride(), *[tensor.data_ptr() for tensor in state.values()], len(state))
+    def get(self, cut: Partition, param: Tensor, state: State) -> list[Place] | None:
+        """Of each segment of a parameter; made again if any of it has moved. None if its strides do not allow views."""
+        known = (cut, param.data_ptr(), param.stride(), *[tensor.data_ptr() for tensor in state.values()], len(state))
         held = self._held.get(param)
-        if held is None or held[0] != place:
-            held = self._held[param] = (place, _stable_views(cut, param.detach(), state))
+        if held is None or held[0] != known:
+            held = self._held[param] = (known, _places(cut, param.detach(), state))
         return held[1]
 
     def drop(self, param: Tensor) -> None:
@@ -81,24 +36,23 @@ class Views:
         self._held.pop(param, None)
 
 
-def _stable_views(cut: Partition, x: Tensor, state: State) -> list[dict[str, Any]] | None:
+def _places(cut: Partition, x: Tensor, state: State) -> list[Place] | None:
     coordinates = cut.views(x)
     if coordinates is None:
         return None
-    views: dict[str, list[Tensor] | None] = {
-        "x": coordinates,
-        "m": cut.views(state["exp_avg"]) if "exp_avg" in state else None,
-    }
-    for name in WIDTHS:
-        views[name] = cut.state_views(state[name]) if name in state else None
-    return [{name: parts and parts[i] for name, parts in views.items()} for i in range(len(coordinates))]
+    m = cut.views(state["exp_avg"]) if "exp_avg" in state else None
+    kept = {name: state_parts(name, cut, state[name]) for name in WIDTHS if name in state}
+    return [
+        Place(cut.n, part, m and m[i], **{name: kept[name][i] if name in kept else None for name in WIDTHS})  # type: ignore[arg-type]
+        for i, part in enumerate(coordinates)
+    ]
 
 
 @dataclass
 class Update:
     """Collects what a step is to do; `apply_` does it."""
 
-    views: Views
+    places: Places
     batches: dict[Batch, list[Segment]] = field(default_factory=dict)
     scaled: list[tuple[Tensor, Tensor, Tensor | None, Coefficients]] = field(default_factory=list)
     counters: list[Tensor] = field(default_factory=list)
@@ -106,9 +60,8 @@ class Update:
 
     def add(self, segment: Segment) -> None:
         """Put a segment into the batch of its size."""
-        if segment.num_blocks:
-            key = Batch(segment.n, segment.second_moment.dtype, segment.x.device)
-            self.batches.setdefault(key, []).append(segment)
+        if segment.place.num_blocks:
+            self.batches.setdefault(segment.place.batch, []).append(segment)
 
     def stage(self, param: Tensor, grad: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Contiguous copies of a parameter and its gradient in the statistics' dtype; the parameter is written back."""
@@ -123,16 +76,16 @@ class Update:
     ) -> None:
         """Add all blocks of a parameter that is cut by a named grouping."""
         dtype = statistics_dtype(param)
-        stable = grads = None
+        places = grads = None
         if param.dtype == grad.dtype == dtype:
-            stable, grads = self.views.get(cut, param, state), cut.views(grad)
-        if stable is None or grads is None:
+            places, grads = self.places.get(cut, param, state), cut.views(grad)
+        if places is None or grads is None:
             x, g = self.stage(param, grad, dtype)
-            stable, grads = _stable_views(cut, x, state), cut.views(g)
-            assert stable is not None  # staged tensors are contiguous
+            places, grads = _places(cut, x, state), cut.views(g)
+            assert places is not None  # staged tensors are contiguous
             assert grads is not None
-        for tensors, part in zip(stable, grads, strict=True):
-            self.add(Segment(n=cut.n, grad=part, refresh=refresh, **tensors, **coefficients._asdict()))
+        for place, part in zip(places, grads, strict=True):
+            self.add(Segment(place, part, refresh, coefficients))
 
     def add_group(
         self,
@@ -156,23 +109,20 @@ class Update:
             coefficients = coefficients._replace(descent=descent._replace(coupled=0.0))
         averages = [state["exp_avg"].view(-1) for state in states if "exp_avg" in state]
         m = torch.cat(averages) if averages else None
-        blocks = Blocks(groups.sizes)
-        kept = {name: blocks.split(states[0].get(name), width) for name, width in WIDTHS.items()}
+        kept = {name: state_parts(name, groups, states[0][name]) for name in WIDTHS if name in states[0]}
         moved: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        for n, table in groups.tables.items():
-            index = table.to(device)
-            tensors: dict[str, Any] = {"x": x[index], "grad": g[index], "m": m[index] if m is not None else None}
-            tensors.update({name: kept[name][n] for name in WIDTHS})
-            rows: dict[str, Any] = {name: None if t is None else t.unsqueeze(1) for name, t in tensors.items()}
-            segment = Segment(n=n, refresh=refresh, **rows, **coefficients._asdict())
-            self.add(segment)
-            moved.append((index, segment.x, segment.m))
+        for i, (n, table) in enumerate(groups.tables.items()):
+            index = table.to(device).unsqueeze(1)
+            parts: dict[str, Any] = {name: kept[name][i] if name in kept else None for name in WIDTHS}
+            place = Place(n, x[index], m[index] if m is not None else None, **parts)
+            self.add(Segment(place, g[index], refresh, coefficients))
+            moved.append((index, place.x, place.m))
 
         def scatter() -> None:
             for index, x_rows, m_rows in moved:
-                x[index] = x_rows.squeeze(1)
+                x[index] = x_rows
                 if m is not None and m_rows is not None:
-                    m[index] = m_rows.squeeze(1)
+                    m[index] = m_rows
             lengths = [p.numel() for p in params]
             for (staged_x, _), new in zip(staged, x.split(lengths), strict=True):
                 staged_x.view(-1).copy_(new)
