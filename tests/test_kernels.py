@@ -539,15 +539,13 @@ def test_a_block_that_is_not_finite_stays_so_between_refreshes(
 @each_dtype
 @pytest.mark.parametrize("path", ["plain", "kept basis"])
 def test_a_kernel_that_has_stepped_before_steps_as_a_new_one(path: str, dtype: torch.dtype) -> None:
-    """The same places with other gradients, strides and coefficients; then other places; then the first again."""
+    """The same places with other gradients and coefficients; then other places; then the first again."""
     kernel = NumbaKernel()
     segments = [PATHS[path](training(5, count, dtype, minor=3)) for count in (33, 45)]
     others = [replace(PATHS[path](training(5, 33, dtype, 7)), second=SecondMoment(0.5, 0.5, 1.0))]
     here, elsewhere = ([s.segment() for s in group] for group in (segments, others))
     for step, sequence in enumerate([here, here, elsewhere, here]):
         grads = [torch.randn(s.grad.shape, dtype=dtype).mul_(step + 1) for s in sequence]
-        if step % 2:
-            grads = [grad.mT.contiguous().mT for grad in grads]
         coefficients = sequence[0].coefficients._replace(descent=Descent(1.0, 0.0, 1 - 0.1 * step))
         now = [s._replace(grad=grad, coefficients=coefficients) for s, grad in zip(sequence, grads, strict=True)]
         cases = [
@@ -685,8 +683,7 @@ def advanced(advance: Callable[..., None], segment: Case) -> tuple[Case, np.ndar
     place = segment.segment().place
     order: Any = _Order(place.batch, [place], segment.refresh)
     order.fill_in_([segment.segment()])
-    numbers = dict(zip(("n", "total", "most"), order._order[[tiles.SIZE, tiles.TILES, tiles.SWEEPS]], strict=True))
-    n, total, most = (int(numbers[name]) for name in ("n", "total", "most"))
+    n, most, total = segment.n, int(order._order[tiles.SWEEPS]), int(order._chunks[-1])
     real = order._coefficients.dtype
     L = tiles.broadcast(real.type(0)).size
     scratch = np.full(tiles.scratch_length(n, L), np.nan, real)

@@ -157,7 +157,7 @@ class Partition:
 
     def views(self, tensor: Tensor) -> list[Tensor] | None:
         """Views [major, minor, k] of a tensor of the parameter's shape, or None if its strides do not allow them."""
-        if tensor.is_contiguous():  # one operation a view: each step has new gradients to cut
+        if tensor.is_contiguous():  # one operation a view: what is staged is cut anew at each step
             start = tensor.storage_offset()
             return [tensor.as_strided(shape, strides, start + offset) for shape, strides, offset in self._places]
         return self._cut(tensor)

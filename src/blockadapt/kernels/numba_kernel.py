@@ -62,14 +62,17 @@ class NumbaKernel:
         """
         again = []
         for place, grad, _, (descent, first, second, spectrum) in segments:
-            tensors = {name: tensor.double() for name in _TENSORS if (tensor := getattr(place, name)) is not None}
+            tensors: dict[str, Any] = {
+                name: tensor.double().contiguous() for name in _TENSORS if (tensor := getattr(place, name)) is not None
+            }
             coefficients = Coefficients(
                 descent._replace(shrink=1.0),
                 first._replace(beta=0.0 if place.m is None else 1.0),
                 second._replace(decay=1.0, weight=0.0),
                 spectrum,
             )
-            again.append(Segment(replace(place, **tensors), grad.double(), True, coefficients))
+            whole = place.part(grad).double().contiguous()
+            again.append(Segment(replace(place, **tensors, offset=0), whole, True, coefficients))
         if again:
             self._eigh.prepare(again).write_()
         for segment, solved in zip(segments, again, strict=True):
@@ -108,16 +111,14 @@ class _Order:
         self._places = [weakref.ref(place) for place in places]
         self._worker = _worker(real)
         self._table = np.array([_row(place) for place in places], dtype=np.int64)
-        self._strides: list[tuple[int, ...]] = []
         self._coefficients = np.empty((len(places), tiles.TERMS), dtype=real)
         # A basis lies in tiles, which begin with its segment.
         unit = 1 if places[0].basis is None else TILE
         self._starts = np.array(
             list(accumulate((-(-place.num_blocks // unit) * unit for place in places), initial=0)), dtype=np.int64
         )
-        total = int(self._starts[-1])
-        self._failed = np.zeros(total, dtype=np.uint8)
-        self._threads = 1
+        self._failed = np.zeros(self._starts[-1], dtype=np.uint8)
+        self._threads = 0
         order = {
             tiles.TICKET: 0,
             tiles.FAILURES: 0,
@@ -127,8 +128,8 @@ class _Order:
             tiles.COEFFICIENTS_AT: self._coefficients.ctypes.data,
             tiles.STARTS_AT: self._starts.ctypes.data,
             tiles.FAILED_AT: self._failed.ctypes.data,
-            tiles.TILES: -(-total // TILE),
-            tiles.CHUNK: 1,
+            tiles.CHUNKS: 0,
+            tiles.CHUNKS_AT: 0,
             tiles.SWEEPS: tiles.MAX_SWEEPS * batch.n,
             tiles.KEPT: not refresh,
         }
@@ -143,29 +144,38 @@ class _Order:
 
     def fill_in_(self, segments: Sequence[Segment]) -> None:
         """What each step brings anew; nothing is left then that could raise."""
-        self._table[:, tiles.GRAD] = [segment.grad.data_ptr() for segment in segments]
-        strides = [segment.grad.stride() for segment in segments]
-        if strides != self._strides:
-            size = segments[0].grad.element_size()
-            self._table[:, tiles.GRAD + 1 : tiles.GRAD + 4] = np.multiply(strides, size)
-            self._strides = strides
+        size = self._coefficients.itemsize
+        self._table[:, tiles.GRAD] = [segment.grad.data_ptr() + size * segment.place.offset for segment in segments]
         coefficients = segments[0].coefficients
         one = all(segment.coefficients is coefficients for segment in segments)
         self._coefficients[:] = coefficients.terms if one else [segment.coefficients.terms for segment in segments]
-        total, n = int(self._order[tiles.TILES]), segments[0].place.n
-        self._threads = min(torch.get_num_threads(), total)
-        # Chunks of a few tiles, so that threads finish together; those of 1 take no time, and run on.
-        self._order[tiles.CHUNK] = max(1, min(16 if n > 1 else 512, total // (8 * self._threads)))
+        threads = torch.get_num_threads()
+        if threads != self._threads:
+            self._threads = threads
+            self._chunks = _chunks(-(-len(self._failed) // TILE), threads, least=4 if segments[0].place.n > 1 else 512)
+            self._order[tiles.CHUNKS] = len(self._chunks) - 1
+            self._order[tiles.CHUNKS_AT] = self._chunks.ctypes.data
         self._order[tiles.TICKET] = self._order[tiles.FAILURES] = 0
 
     def carry_out_(self, segments: Sequence[Segment]) -> list[Segment]:
         """Take the step; returns the blocks that did not converge, one segment each."""
-        run_on_threads(self._worker, self._at, self._threads)
+        run_on_threads(self._worker, self._at, min(self._threads, len(self._chunks) - 1))
         if not self._order[tiles.FAILURES]:
             return []
         numbers = self._failed.nonzero()[0]
         self._failed[:] = 0
         return [_block(segments, self._starts, int(number)) for number in numbers]
+
+
+def _chunks(tiles: int, threads: int, least: int) -> np.ndarray:
+    """Where the chunks begin that threads take: long ones first, to run through memory, then ever shorter ones.
+
+    So all threads finish together, also where one is slower than another.
+    """
+    starts = [0]
+    while (left := tiles - starts[-1]) > 0:
+        starts.append(starts[-1] + min(left, max(least, left // (2 * threads))))
+    return np.array(starts, dtype=np.int64)
 
 
 @lru_cache(maxsize=2)
@@ -175,7 +185,7 @@ def _worker(real: Any) -> Any:
 
 
 def _row(place: Place) -> list[int]:
-    """A row of the segment table, in the order of its columns; those of the gradient are filled in later."""
+    """A row of the segment table, in the order of its columns. Where the gradient lies is filled in later."""
     size = place.x.element_size()
 
     def strided(tensor: Tensor | None) -> tuple[int, ...]:
@@ -186,7 +196,7 @@ def _row(place: Place) -> list[int]:
 
     return [
         *strided(place.x),
-        *strided(None),
+        *strided(place.x),
         *strided(place.m),
         *strided(place.second_moment),
         *strided(place.largest),
@@ -215,4 +225,5 @@ def _block(segments: Sequence[Segment], starts: np.ndarray, number: int) -> Segm
         for name in _TENSORS
         if (tensor := getattr(segment.place, name)) is not None
     }
-    return segment._replace(place=replace(segment.place, **views), grad=strided(segment.grad))
+    offset = segment.place.offset + major * segment.place.x.stride(0) + minor * segment.place.x.stride(1)
+    return segment._replace(place=replace(segment.place, **views, offset=offset))

@@ -553,9 +553,8 @@ def step_ones_(lanes: Any, has: Any, terms: Any, L: int) -> None:
 
 
 # Entries of an order: what a thread needs to know, as int64. All threads take from the first and write to the second.
-TICKET, FAILURES, SIZE, SEGMENTS, TABLE_AT, COEFFICIENTS_AT, STARTS_AT, FAILED_AT, TILES, CHUNK, SWEEPS, KEPT = range(
-    12
-)
+TICKET, FAILURES, SIZE, SEGMENTS, CHUNKS, SWEEPS, KEPT = range(7)
+TABLE_AT, COEFFICIENTS_AT, STARTS_AT, CHUNKS_AT, FAILED_AT = range(7, 12)
 ORDER = 12
 
 
@@ -569,16 +568,17 @@ def worker(real: Any) -> Callable[[Any], None]:
         coefficients = numba.carray(pointer(order[COEFFICIENTS_AT]), (segments, TERMS), real)
         starts = numba.carray(pointer(order[STARTS_AT]), (segments + 1,), np.int64)
         failed = numba.carray(pointer(order[FAILED_AT]), (starts[segments],), np.uint8)
+        chunks = numba.carray(pointer(order[CHUNKS_AT]), (order[CHUNKS] + 1,), np.int64)
         L = LANES
         scratch = aligned(np.empty(scratch_length(n, L) + L, real))
         log = aligned(np.empty(log_length(n, most, L) + L, real))
         wide = aligned(np.empty(wide_length(n, L) + L, np.float64))
         kept = order[KEPT] != 0
         while True:
-            first = take_ticket(order, TICKET) * order[CHUNK]
-            if first >= order[TILES]:
+            chunk = take_ticket(order, TICKET)
+            if chunk >= order[CHUNKS]:
                 return
-            last = min(first + order[CHUNK], order[TILES])
+            first, last = chunks[chunk], chunks[chunk + 1]
             if n == 1:
                 advance_ones(table, coefficients, starts, first, last, scratch)
             elif advance(n, table, coefficients, starts, first, last, scratch, wide, log, most, kept, failed):

@@ -60,6 +60,7 @@ class Place:
         largest: AMSGrad's Σ̂ [major, minor, n], ascending, updated in place; None without AMSGrad.
         basis: U kept between refreshes [tiles, n·n, TILE], rows of U one after another; None with `refresh_every=1`.
         eigenvalues: diag(Uᵀ V U) kept with it [tiles, n, TILE].
+        offset: Elements from the parameter's first to the first of x.
     """
 
     n: int
@@ -69,6 +70,11 @@ class Place:
     largest: Tensor | None
     basis: Tensor | None
     eigenvalues: Tensor | None
+    offset: int = 0
+
+    def part(self, grad: Tensor) -> Tensor:
+        """Of the gradient of the whole parameter, [major, minor, k]: it lies there as x lies in the parameter."""
+        return grad.as_strided(self.x.shape, self.x.stride(), grad.storage_offset() + self.offset)
 
     @cached_property
     def num_blocks(self) -> int:
@@ -91,7 +97,7 @@ class Segment(NamedTuple):
 
     Attributes:
         place: Where they lie.
-        grad: Gradient [major, minor, k].
+        grad: Gradient of the whole parameter, with the parameter's strides.
         refresh: Whether this step finds U anew.
         coefficients: The step's numbers.
     """

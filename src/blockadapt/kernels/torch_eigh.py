@@ -29,12 +29,13 @@ class EighKernel:
         """Compute what the step changes in blocks of one size, and change nothing."""
         places = [s.place for s in segments]
         n = places[0].n
-        x, grad = _rows([place.x for place in places], n), _rows([s.grad for s in segments], n)
+        parts = [place.part(segment.grad) for place, segment in zip(places, segments, strict=True)]
+        x, grad = _rows([place.x for place in places], n), _rows(parts, n)
         terms = _terms(segments, grad)
         sign, coupled, _, beta, _, decay, weight, _, *spectrum = terms  # Descent, FirstMoment, SecondMoment, Spectrum
 
         g = sign * grad + coupled * x
-        old = [s.grad if s.place.m is None else s.place.m for s in segments]
+        old = [part if place.m is None else place.m for place, part in zip(places, parts, strict=True)]
         m = torch.lerp(g, _rows(old, n), beta)
         V = updated_second_moment(_rows([place.second_moment for place in places]), g, decay, weight)
 

@@ -25,7 +25,7 @@ class Places:
 
     def get(self, cut: Partition, param: Tensor, state: State) -> list[Place] | None:
         """Of each segment of a parameter; made again if any of it has moved. None if its strides do not allow views."""
-        known = (cut, param.data_ptr(), param.stride(), *[tensor.data_ptr() for tensor in state.values()], len(state))
+        known = (cut, param.data_ptr(), param.stride(), *map(Tensor.data_ptr, state.values()), len(state))
         held = self._held.get(param)
         if held is None or held[0] != known:
             held = self._held[param] = (known, _places(cut, param.detach(), state))
@@ -43,7 +43,13 @@ def _places(cut: Partition, x: Tensor, state: State) -> list[Place] | None:
     m = cut.views(state["exp_avg"]) if "exp_avg" in state else None
     kept = {name: state_parts(name, cut, state[name]) for name in WIDTHS if name in state}
     return [
-        Place(cut.n, part, m and m[i], **{name: kept[name][i] if name in kept else None for name in WIDTHS})  # type: ignore[arg-type]
+        Place(
+            cut.n,
+            part,
+            m[i] if m else None,
+            **{name: kept[name][i] if name in kept else None for name in WIDTHS},  # type: ignore[arg-type]
+            offset=int(part.storage_offset() - x.storage_offset()),
+        )
         for i, part in enumerate(coordinates)
     ]
 
@@ -76,16 +82,15 @@ class Update:
     ) -> None:
         """Add all blocks of a parameter that is cut by a named grouping."""
         dtype = statistics_dtype(param)
-        places = grads = None
-        if param.dtype == grad.dtype == dtype:
-            places, grads = self.places.get(cut, param, state), cut.views(grad)
-        if places is None or grads is None:
-            x, g = self.stage(param, grad, dtype)
-            places, grads = _places(cut, x, state), cut.views(g)
+        places = self.places.get(cut, param, state) if param.dtype == grad.dtype == dtype else None
+        if places is None:
+            x, grad = self.stage(param, grad, dtype)
+            places = _places(cut, x, state)
             assert places is not None  # staged tensors are contiguous
-            assert grads is not None
-        for place, part in zip(places, grads, strict=True):
-            self.add(Segment(place, part, refresh, coefficients))
+        elif grad.stride() != param.stride() and not (grad.is_contiguous() and param.is_contiguous()):
+            grad = torch.empty_strided(param.shape, param.stride(), dtype=dtype, device=grad.device).copy_(grad)
+        for place in places:
+            self.add(Segment(place, grad, refresh, coefficients))
 
     def add_group(
         self,
