@@ -143,34 +143,34 @@ def move_on_(table: Any, segment: int, where: Any) -> None:
 
 
 @jit
-def fetch_(role: int, n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any) -> None:
+def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any) -> None:
     """Coordinates of each lane's block into n rows; missing ones are zero."""
-    L = where.shape[1]
+    L = where.size
     zero = broadcast(rows.dtype.type(0))
     for i in range(n):
         if beside:
-            store(rows, i * L, load_row(where[role, 0] + i * steps[role, 0], rows) if i < lengths[0] else zero)
+            store(rows, i * L, load_row(where[0] + i * steps[0], rows) if i < lengths[0] else zero)
         else:
             for lane in range(L):
                 inside = i < lengths[lane]
                 nowhere = rows.ctypes.data + i * L * rows.itemsize  # the row itself, zero until it is filled
-                spare[lane] = where[role, lane] + i * steps[role, lane] if inside else nowhere
+                spare[lane] = where[lane] + i * steps[lane] if inside else nowhere
             store(rows, i * L, zero)
             store(rows, i * L, gather(spare, 0, rows))
 
 
 @jit
-def put_(role: int, n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any) -> None:
+def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any) -> None:
     """The inverse of `fetch_`; missing coordinates are dropped."""
-    L = where.shape[1]
+    L = where.size
     for i in range(n):
         if beside:
             if i < lengths[0]:
-                store_row(where[role, 0] + i * steps[role, 0], load(rows, i * L))
+                store_row(where[0] + i * steps[0], load(rows, i * L))
         else:
             for lane in range(L):
                 inside = i < lengths[lane]
-                spare[lane] = where[role, lane] + i * steps[role, lane] if inside else spare[L:].ctypes.data
+                spare[lane] = where[lane] + i * steps[lane] if inside else spare[L:].ctypes.data
             scatter(spare, 0, load(rows, i * L))
 
 
@@ -373,10 +373,10 @@ def advance(
         if filled < 0 or owners[0] != filled or owners[L - 1] != filled:
             fill_(terms, coefficients, owners)
             filled = owners[0] if owners[0] == owners[L - 1] else -1
-        fetch_(0, n, x, where, steps, lengths, beside, spare)
-        fetch_(1, n, g, where, steps, lengths, beside, spare)
+        fetch_(n, x, where[0], steps[0], lengths, beside, spare)
+        fetch_(n, g, where[1], steps[1], lengths, beside, spare)
         if has_m:
-            fetch_(2, n, m, where, steps, lengths, beside, spare)
+            fetch_(n, m, where[2], steps[2], lengths, beside, spare)
         place = (tile * L - starts[owners[0]]) // L
         basis = rows_at(table[owners[0], BASIS] + place * n * n * L * scratch.itemsize, n * n, scratch)
         eigenvalues = rows_at(table[owners[0], EIGENVALUES] + place * n * L * scratch.itemsize, n, scratch)
@@ -400,7 +400,7 @@ def advance(
             if kept:
                 expect(next_eigenvalues + 2 * i * LINE)
         if has_m:
-            put_(2, n, m, where, steps, lengths, beside, spare)
+            put_(n, m, where[2], steps[2], lengths, beside, spare)
         decay, weight = load(terms, DECAY * L), load(terms, WEIGHT * L)
         check = zero  # 0 · ∞ and 0 · NaN are NaN
         if kept:
@@ -482,7 +482,7 @@ def advance(
         for i in range(n):
             move = select(solved, load(y, i * L), select(finite, zero, unknown))
             store(x, i * L, fma(shrink, load(x, i * L), -move))
-        put_(0, n, x, where, steps, lengths, beside, spare)
+        put_(n, x, where[0], steps[0], lengths, beside, spare)
         tile += 1
     return failures
 

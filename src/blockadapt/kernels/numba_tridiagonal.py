@@ -34,7 +34,8 @@ from blockadapt.kernels.lanes import (
     widen,
 )
 
-jit = numba.njit(nogil=True, error_model="numpy")
+jit = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""For functions that only compiled ones call: without entries from Python and C, a quarter less to compile."""
 
 
 @jit
