@@ -485,15 +485,21 @@ def test_every_path_takes_the_step_of_the_reference(n: int, path: str, dtype: to
 
 @each_dtype
 @each_path
-def test_no_path_reads_or_writes_beyond_its_segment(path: str, dtype: torch.dtype) -> None:
-    """Every tensor of the segment is the middle of a larger one, whose ends are NaN before and after."""
-    segment = PATHS[path](training(5, 45, dtype, minor=9))
+@pytest.mark.parametrize(("minor", "turned"), [(9, False), (9, True), (45, True), (15, True), (40, True)])
+def test_no_path_reads_or_writes_beyond_its_segment(path: str, minor: int, turned: bool, dtype: torch.dtype) -> None:
+    """Every tensor of the segment is the middle of a larger one, whose ends are NaN before and after.
+
+    Where blocks lie side by side (`turned`), a tile is read in one piece, in two, or lane by lane.
+    """
+    segment = PATHS[path](training(5, 3 * minor if turned else 45, dtype, minor=minor))
     guarded, views = {}, {}
     for name in TENSORS:
         tensor = getattr(segment, name)
         if tensor is not None:
             guarded[name] = tensor.new_full((tensor.numel() + 2 * 64,), torch.nan)
             views[name] = guarded[name][64:-64].view(tensor.shape)
+            if turned and name in ("x", "grad", "m"):
+                views[name] = guarded[name][64:-64].view(tensor.mT.shape).mT
             views[name].copy_(tensor)
     inside = replace(segment, **views)
     step_(NumbaKernel(), [inside])
@@ -628,9 +634,10 @@ def transposed(segment: Case) -> Case:
 
 @each_dtype
 @pytest.mark.parametrize("k", [5, 3])
+@pytest.mark.parametrize("minor", [15, 32, 40, 70])
 @pytest.mark.parametrize("path", ["plain", "without m", "amsgrad", "kept basis"])
-def test_strides_do_not_matter(path: str, k: int, dtype: torch.dtype) -> None:
-    segment = PATHS[path](training(5, 3 * 40, dtype, k=k, minor=40))
+def test_strides_do_not_matter(path: str, minor: int, k: int, dtype: torch.dtype) -> None:
+    segment = PATHS[path](training(5, 3 * minor, dtype, k=k, minor=minor))
     strided = transposed(copied(segment))
     assert strided.x.stride(1) == 1
     step_(NumbaKernel(), [strided])

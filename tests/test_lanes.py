@@ -403,6 +403,29 @@ def test_turning_onto_memory_scales_it_adds_and_touches_nothing_else(real: Any, 
         assert (np.abs(memory - expected) <= np.finfo(real).eps * sizes).all()
 
 
+def load_some(out: Any, address: int, first: int, last: int, others: Any) -> None:
+    store(out, 0, lanes.load_part(address, first, last, load(others, 0)))
+
+
+def store_some(address: int, first: int, last: int, a: Any) -> None:
+    lanes.store_part(address, first, last, load(a, 0))
+
+
+@each_real
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (0, 16), (5, 20), (16, 32), (31, 32), (0, 32), (7, 7)])
+def test_a_part_of_a_row_touches_only_its_lanes(real: Any, first: int, last: int) -> None:
+    others, numbers = np.arange(LANES, dtype=real), -1 - np.arange(LANES, dtype=real)
+    expected = others.copy()
+    expected[first:last] = numbers[first:last]
+    for get, put in zip(both(load_some), both(store_some), strict=True):
+        out = np.zeros(LANES, real)
+        get(out, numbers.ctypes.data, first, last, others)
+        np.testing.assert_array_equal(out, expected)
+        memory = others.copy()
+        put(memory.ctypes.data, first, last, numbers)
+        np.testing.assert_array_equal(memory, expected)
+
+
 def fill_rows(address: int, rows: int, like: Any) -> None:
     lanes.rows_at(address, rows, like)[:] = like[0]
 

@@ -364,6 +364,20 @@ def store_row(address: int, lanes: Any) -> None:
     scatter([address + lane * lanes.itemsize for lane in range(lanes.size)], 0, lanes)
 
 
+def load_part(address: int, first: int, last: int, others: Any) -> Any:
+    """Lanes [first, last) of a row at an address, the other lanes from `others`; nothing else of the row is read."""
+    row = others.copy()
+    for lane in range(first, last):
+        row[lane] = _at(address + lane * others.itemsize, others).value
+    return row
+
+
+def store_part(address: int, first: int, last: int, lanes: Any) -> None:
+    """Lanes [first, last) of a row into memory at an address; nothing else there is written."""
+    for lane in range(first, last):
+        _at(address + lane * lanes.itemsize, lanes).value = lanes[lane]
+
+
 TURN = 16
 """Entries that `turn_in` and `turn_out` move at once."""
 
@@ -465,6 +479,30 @@ def _load_row(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 def _store_row(context: Any, builder: Any, sig: Any, args: Any) -> None:
     done = builder.store(args[1], builder.inttoptr(args[0], args[1].type.as_pointer()))
     done.align = sig.args[1].dtype.bitwidth // 8
+
+
+def _between(builder: Any, first: Any, last: Any) -> Any:
+    """The mask of lanes [first, last)."""
+    kind = ir.VectorType(_INT32, LANES)
+    numbers = ir.Constant(kind, list(range(LANES)))
+    low, high = (_splat(builder, builder.trunc(bound, _INT32), kind) for bound in (first, last))
+    return builder.and_(builder.icmp_signed(">=", numbers, low), builder.icmp_signed("<", numbers, high))
+
+
+_PART = (types.Integer, types.Integer, types.Integer, Lanes)
+
+
+@_defines(load_part, *_PART, returns=lambda address, first, last, others: others)
+def _load_part(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    address, first, last, others = args
+    place = builder.inttoptr(address, others.type.as_pointer())
+    return _masked_load(builder, others.type, place, _between(builder, first, last), others)
+
+
+@_defines(store_part, *_PART, returns=lambda address, first, last, lanes: types.void)
+def _store_part(context: Any, builder: Any, sig: Any, args: Any) -> None:
+    address, first, last, row = args
+    _masked_store(builder, row, builder.inttoptr(address, row.type.as_pointer()), _between(builder, first, last))
 
 
 def prefetch(address: int) -> None:
@@ -579,8 +617,8 @@ def _turn_onto(context: Any, builder: Any, sig: Any, args: Any) -> None:
             add(_first(builder, count))
 
 
-def _masked_load(builder: Any, vector: ir.VectorType, place: Any, mask: Any) -> Any:
-    blank = ir.Constant(vector, [0.0] * vector.count)
+def _masked_load(builder: Any, vector: ir.VectorType, place: Any, mask: Any, others: Any = None) -> Any:
+    blank = ir.Constant(vector, [0.0] * vector.count) if others is None else others
     return _masked_access(builder, "load", vector, vector, [place, _alignment(vector), mask, blank])
 
 

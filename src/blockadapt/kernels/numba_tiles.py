@@ -28,6 +28,7 @@ from blockadapt.kernels.lanes import (
     fma,
     gather,
     load,
+    load_part,
     load_row,
     maximum,
     minimum,
@@ -39,6 +40,7 @@ from blockadapt.kernels.lanes import (
     select,
     sqrt,
     store,
+    store_part,
     store_row,
     take_ticket,
     turn_few_in,
@@ -85,11 +87,11 @@ TERMS = 14
 @jit
 def locate(
     table: Any, starts: Any, block: int, where: Any, steps: Any, lengths: Any, owners: Any, blank: Any
-) -> tuple[bool, int]:
+) -> tuple[int, int]:
     """Addresses of each lane's block, from `block` on; a lane past its segment's end gets a block of zeros at `blank`.
 
-    Returns whether the lanes' coordinates lie side by side, with one length and one owner, and for how many tiles from
-    here on `move_on_` finds the addresses of the next.
+    Returns how many lanes lie side by side in memory, and then the rest do too: all of them, or those up to the end of
+    a line, or 0 if there is no such order. And for how many tiles from here on `move_on_` finds the next addresses.
     """
     L = LANES
     segment = np.searchsorted(starts, block, side="right") - 1
@@ -97,24 +99,25 @@ def locate(
     major = within // minors
     minor = within - major * minors
     if minor + L <= minors:  # a tile within one line of one segment: almost all are
-        beside = True
         for role in range(STRIDED):
-            column = 4 * role
-            stride = table[segment, column + 2]
-            address = table[segment, column] + major * table[segment, column + 1] + minor * stride
+            stride = table[segment, 4 * role + 2]
+            address = table[segment, 4 * role] + major * table[segment, 4 * role + 1] + minor * stride
             for lane in range(L):
                 where[role, lane] = address
                 address += stride
-            if role <= 2:
-                beside = beside and (table[segment, column] == 0 or stride == blank.itemsize)
         for lane in range(L):
             lengths[lane] = table[segment, LENGTH]
             owners[lane] = segment
             for role in range(3):
                 steps[role, lane] = table[segment, 4 * role + 3]
-        return beside, (minors - minor) // L
+        return L if is_dense(table, segment, blank.itemsize) else 0, (minors - minor) // L
+    beside, pieces = 0, 1
     for lane in range(L):
         inside = block + lane < starts[segment] + table[segment, BLOCKS]
+        if lane > 0 and ((inside and minor == 0) or inside != (lengths[lane - 1] > 0)):
+            beside, pieces = lane, pieces + 1
+        if not is_dense(table, segment, blank.itemsize):
+            pieces = L
         for role in range(STRIDED):
             column = 4 * role
             address = table[segment, column] + major * table[segment, column + 1] + minor * table[segment, column + 2]
@@ -130,7 +133,14 @@ def locate(
         if block + lane + 1 == starts[segment + 1] and segment + 2 < starts.size:
             segment += 1
             major = minor = 0
-    return False, 1
+    return beside if pieces == 2 else 0, 1
+
+
+@jit
+def is_dense(table: Any, segment: int, size: int) -> bool:
+    """Whether neighbours on the minor axis are neighbours in memory, in x, grad and m."""
+    dense = table[segment, X + 2] == size and table[segment, GRAD + 2] == size
+    return bool(dense and (table[segment, M] == 0 or table[segment, M + 2] == size))
 
 
 @jit
@@ -143,13 +153,20 @@ def move_on_(table: Any, segment: int, where: Any) -> None:
 
 
 @jit
-def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any) -> None:
+def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: int, spare: Any) -> None:
     """Coordinates of each lane's block into n rows; missing ones are zero."""
     L = where.size
     zero = broadcast(rows.dtype.type(0))
     for i in range(n):
-        if beside:
+        if beside == L:
             store(rows, i * L, load_row(where[0] + i * steps[0], rows) if i < lengths[0] else zero)
+        elif beside > 0:
+            row = zero
+            if i < lengths[0]:
+                row = load_part(where[0] + i * steps[0], 0, beside, row)
+            if i < lengths[beside]:
+                row = load_part(where[beside] + i * steps[beside] - beside * rows.itemsize, beside, L, row)
+            store(rows, i * L, row)
         else:
             for lane in range(L):
                 inside = i < lengths[lane]
@@ -160,13 +177,19 @@ def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool
 
 
 @jit
-def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: bool, spare: Any) -> None:
+def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, beside: int, spare: Any) -> None:
     """The inverse of `fetch_`; missing coordinates are dropped."""
     L = where.size
     for i in range(n):
-        if beside:
+        if beside == L:
             if i < lengths[0]:
                 store_row(where[0] + i * steps[0], load(rows, i * L))
+        elif beside > 0:
+            row = load(rows, i * L)
+            if i < lengths[0]:
+                store_part(where[0] + i * steps[0], 0, beside, row)
+            if i < lengths[beside]:
+                store_part(where[beside] + i * steps[beside] - beside * rows.itemsize, beside, L, row)
         else:
             for lane in range(L):
                 inside = i < lengths[lane]
@@ -362,7 +385,7 @@ def advance(
     has_m, has_largest, has_basis = table[0, M] != 0, table[0, LARGEST] != 0, table[0, BASIS] != 0
     unknown = broadcast(f(np.nan))
     filled = -1  # the one segment whose coefficients the lanes hold
-    beside, run = False, 0
+    beside, run = 0, 0
     failures = False
     while tile < end:
         if run > 1:
@@ -502,8 +525,8 @@ def advance_ones(table: Any, coefficients: Any, starts: Any, tile: int, end: int
     owners = np.zeros(L, dtype=np.int64)
     has = table[0, : 4 * STRIDED : 4] != 0
     while tile < end:
-        beside, run = locate(table, starts, tile * L, where, steps, lengths, owners, blank)
-        segment = owners[0]
+        lanes_beside, run = locate(table, starts, tile * L, where, steps, lengths, owners, blank)
+        segment, beside = owners[0], lanes_beside == L
         for role in range(3, STRIDED):
             beside = beside and (not has[role] or table[segment, 4 * role + 2] == size)
         fill_(terms, coefficients, owners)
