@@ -13,7 +13,7 @@ pytest.importorskip("scipy", reason="needs the `experiments` extra")
 from blockadapt_experiments.config import load, plain
 from blockadapt_experiments.experiment import Metric
 from blockadapt_experiments.experiments import get_experiment
-from blockadapt_experiments.summary import interval, read
+from blockadapt_experiments.summary import Curve, interval, read
 from run_records import experiment, rows_of, write_experiment, write_json, write_lines, write_run
 
 # Student's t at 0.975, from a printed table: for 1, 2, 3, 4, 9 and 19 degrees of freedom.
@@ -113,6 +113,16 @@ def test_curves_line_up_seeds_that_measured_at_different_points(tmp_path: Path) 
     np.testing.assert_array_equal(band.mean, [4, 3, 2])
     np.testing.assert_array_equal(band.n, [1, 1, 1])
     assert np.isnan(band.half).all()
+
+
+def test_equal_values_have_no_spread() -> None:
+    values = np.array([[0.1, 1e-9, np.nan], [0.1, 1e-9, 0.7], [0.1, 1e-9, 0.7], [np.inf, 1e-9, 0.7]])
+    curve = Curve(np.arange(3.0), values, [1, 2, 3, 4], values)
+    mean, half, n = curve.band()
+    np.testing.assert_array_equal(mean, [0.1, 1e-9, 0.7])
+    np.testing.assert_array_equal(half, [0, 0, 0])
+    np.testing.assert_array_equal(n, [3, 4, 3])
+    assert interval([0.1, 0.1, 0.1]) == (0.1, 0.0)
 
 
 def test_the_band_is_the_interval_of_every_point(out: Path) -> None:

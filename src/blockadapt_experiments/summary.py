@@ -35,8 +35,6 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     if array.size == 0 or not np.isfinite(array).all():
         return math.nan, math.nan
     mean, half, _ = _intervals(array[:, np.newaxis])
-    if array.size > 1 and (array == array[0]).all():
-        return float(array[0]), 0.0  # and not what rounding leaves of it
     return float(mean[0]), float(half[0])
 
 
@@ -46,10 +44,13 @@ def _intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count = finite.sum(axis=0)
     # A column that overflows, or holds too few values, comes out as inf or nan, which says it.
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        mean = np.where(finite, values, 0.0).sum(axis=0) / count
-        variance = (np.where(finite, values - mean, 0.0) ** 2).sum(axis=0) / (count - 1)
+        # Counted from one of the values: equal ones then have a spread of 0, and not what rounding leaves of it.
+        largest = np.where(finite, values, -np.inf).max(axis=0, initial=-np.inf)
+        apart = np.where(finite, values - largest, 0.0)
+        mean = apart.sum(axis=0) / count
+        variance = (np.where(finite, apart - mean, 0.0) ** 2).sum(axis=0) / (count - 1)
         half = stdtrit(np.maximum(count - 1, 1), 0.975) * np.sqrt(variance / count)
-    return mean, half, count
+    return largest + mean, half, count
 
 
 class Band(NamedTuple):
