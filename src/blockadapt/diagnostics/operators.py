@@ -12,7 +12,7 @@ from blockadapt.kernels import Coefficients, Descent, Kernel, Place, Segment
 from blockadapt.kernels.tile import by_block, tiled_shape
 from blockadapt.moments import FirstMoment, SecondMoment, packed_length, statistics_dtype
 from blockadapt.optimizers import BlockOptimizer
-from blockadapt.optimizers.base import Group, cut_of
+from blockadapt.optimizers.base import Group, cut_of, steps_taken
 from blockadapt.optimizers.storage import WIDTHS, state_rows
 from blockadapt.partition import IndexGroups, index_groups
 from blockadapt.spectrum import Spectrum, effective
@@ -44,7 +44,7 @@ class Unit:
 
     def coefficients(self, optimizer: BlockOptimizer) -> Coefficients | None:
         """The numbers of its latest step, under the group's present options; None before its first step."""
-        step = optimizer._steps_taken(self.params[0])
+        step = steps_taken(optimizer.state.get(self.params[0], {}))
         if not step:
             return None
         return optimizer._coefficients(self.group, step, statistics_dtype(self.params[0]))

@@ -338,9 +338,12 @@ def _power_of_two(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 # Addresses are bytes, one per lane, in an int64 array. `like` is any array of the element type.
 
 
+def _c_type(like: Any) -> Any:
+    return ctypes.c_float if like.itemsize == 4 else ctypes.c_double
+
+
 def _at(address: int, like: Any) -> Any:
-    c_type = ctypes.c_float if like.itemsize == 4 else ctypes.c_double
-    return c_type.from_address(int(address))
+    return _c_type(like).from_address(int(address))
 
 
 def gather(addresses: Any, offset: int, like: Any) -> Any:
@@ -416,8 +419,7 @@ def turn_onto(addresses: Any, offset: int, count: int, array: Any, scales: Any) 
 
 def rows_at(address: int, rows: int, like: Any) -> Any:
     """So many rows of lanes at an address, as an array."""
-    c_type = ctypes.c_float if like.itemsize == 4 else ctypes.c_double
-    return np.ctypeslib.as_array((c_type * (rows * LANES)).from_address(int(address)))
+    return np.ctypeslib.as_array((_c_type(like) * (rows * LANES)).from_address(int(address)))
 
 
 @overload(rows_at)

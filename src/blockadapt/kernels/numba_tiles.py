@@ -79,7 +79,7 @@ BASIS, EIGENVALUES = 20, 21
 # how many blocks lie side by side on the minor axis, coordinates in each, and blocks in all.
 MINOR, LENGTH, BLOCKS = 22, 23, 24
 TABLE = 25
-# Columns of the coefficient table, in the order of a Segment's NamedTuples.
+# Columns of the coefficient table, in the order of `Coefficients.terms`.
 SIGN, COUPLED, SHRINK, BETA1, _, DECAY, WEIGHT, _, LR, CORRECTION, DAMPING, LOWER, UPPER, RESOLUTION = range(14)
 TERMS = 14
 

@@ -116,10 +116,10 @@ class BlockOptimizer(Optimizer):
             # Blocks keep their state with the first parameter; spanning blocks have several.
             owner = params[0]
             held: State = self.state.get(owner, {})
-            step = int(held["step"]) + 1 if held else 1
+            step = steps_taken(held) + 1
             key = step, statistics_dtype(owner)
             coefficients = known.get(key) or known.setdefault(key, self._coefficients(group, *key))
-            cut = spanning or partition(owner.shape, group["grouping"], group["block_size"])
+            cut = cut_of(group, params)
             closed = _is_closed(group, step)
             names = [] if closed else kept
             states = [self._state(p, update, cut, names if p is owner else ()) for p in params]
@@ -163,9 +163,6 @@ class BlockOptimizer(Optimizer):
 
     # State ---------------------------------------------------------------------------------------------------------
 
-    def _steps_taken(self, param: Tensor) -> int:
-        return int(self.state[param]["step"]) if param in self.state else 0
-
     def _state(self, param: Tensor, update: Update, cut: Partition | IndexGroups, names: Sequence[str]) -> State:
         """The state of a parameter with all that this step needs; what is new is kept only if the step succeeds."""
         state: State = self.state.get(param, {})
@@ -186,7 +183,7 @@ class BlockOptimizer(Optimizer):
                 missing["exp_avg"] = zeros(param.shape)
         elif "second_moment" in names and "second_moment" not in held:
             rule = "left closed once it has closed, because the second moment was freed then"
-            value = Described(f"an open interval at step {int(held['step']) + 1}")
+            value = Described(f"an open interval at step {steps_taken(held) + 1}")
             raise RuntimeError(refusal(type(self).__name__, "clip", rule, value))
         for name in names:
             if name not in held:
@@ -329,6 +326,11 @@ def cut_of(group: Group, params: Sequence[Tensor]) -> Partition | IndexGroups:
     """How the blocks are cut that live with params[0]: all of `params` where blocks may span them, else one."""
     spanning = index_groups(group["grouping"], params)
     return spanning or partition(params[0].shape, group["grouping"], group["block_size"])
+
+
+def steps_taken(state: State) -> int:
+    """Of a parameter with this state, which is empty before its first step."""
+    return int(state["step"]) if state else 0
 
 
 def _is_closed(group: Group, step: int) -> bool:

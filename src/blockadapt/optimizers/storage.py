@@ -7,7 +7,8 @@ blocks have several sizes, a tensor holds all of them end to end, sizes ascendin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -47,13 +48,19 @@ def state_shape(name: str, cut: Partition | IndexGroups) -> tuple[int, ...]:
 
 
 def state_parts(name: str, cut: Partition | IndexGroups, state: Tensor) -> list[Tensor]:
-    """Views of a state tensor as a `Segment` wants them, one for each segment."""
+    """Views of a state tensor as a `Place` wants them, one for each segment."""
     if isinstance(cut, Partition) and name not in _TILED:
         return cut.state_views(state)
     shapes = _segment_shapes(name, cut.segments)
     pieces = state.view(-1).split([math.prod(shape) for shape in shapes])
     parts = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
     return parts if name in _TILED else [part.unsqueeze(1) for part in parts]
+
+
+def segment_states(cut: Partition | IndexGroups, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For each segment what its blocks keep, by name; None for what this state does not hold."""
+    parts = {name: state_parts(name, cut, state[name]) if name in state else None for name in WIDTHS}
+    return [{name: views[i] if views else None for name, views in parts.items()} for i in range(len(cut.segments))]
 
 
 def state_rows(name: str, cut: Partition | IndexGroups, state: Tensor) -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockadapt.kernels import Batch, Coefficients, Kernel, Place, Segment
 from blockadapt.moments import statistics_dtype
-from blockadapt.optimizers.storage import WIDTHS, state_parts
+from blockadapt.optimizers.storage import segment_states
 from blockadapt.partition import IndexGroups, Partition
 
 State = dict[str, Any]
@@ -41,16 +41,9 @@ def _places(cut: Partition, x: Tensor, state: State) -> list[Place] | None:
     if coordinates is None:
         return None
     m = cut.views(state["exp_avg"]) if "exp_avg" in state else None
-    kept = {name: state_parts(name, cut, state[name]) for name in WIDTHS if name in state}
     return [
-        Place(
-            cut.n,
-            part,
-            m[i] if m else None,
-            **{name: kept[name][i] if name in kept else None for name in WIDTHS},  # type: ignore[arg-type]
-            offset=int(part.storage_offset() - x.storage_offset()),
-        )
-        for i, part in enumerate(coordinates)
+        Place(cut.n, part, m[i] if m else None, **kept, offset=int(part.storage_offset() - x.storage_offset()))
+        for i, (part, kept) in enumerate(zip(coordinates, segment_states(cut, state), strict=True))
     ]
 
 
@@ -114,12 +107,10 @@ class Update:
             coefficients = coefficients._replace(descent=descent._replace(coupled=0.0))
         averages = [state["exp_avg"].view(-1) for state in states if "exp_avg" in state]
         m = torch.cat(averages) if averages else None
-        kept = {name: state_parts(name, groups, states[0][name]) for name in WIDTHS if name in states[0]}
         moved: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        for i, (n, table) in enumerate(groups.tables.items()):
+        for (n, table), kept in zip(groups.tables.items(), segment_states(groups, states[0]), strict=True):
             index = table.to(device).unsqueeze(1)
-            parts: dict[str, Any] = {name: kept[name][i] if name in kept else None for name in WIDTHS}
-            place = Place(n, x[index], m[index] if m is not None else None, **parts)
+            place = Place(n, x[index], m[index] if m is not None else None, **kept)
             self.add(Segment(place, g[index], refresh, coefficients))
             moved.append((index, place.x, place.m))
 
