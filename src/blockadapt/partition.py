@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt._validation import Described, require, require_choice, require_integer
 from blockadapt.moments import packed_length, statistics_dtype
+from blockadapt.validation import Described, require, require_choice, require_integer
 
 MAX_BLOCK = 4096
 """Largest block: one more coordinate and a single V passes 32 MiB in float32."""

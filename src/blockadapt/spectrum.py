@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockadapt._validation import require_number
+from blockadapt.validation import require_number
 
 CLOSED = 1e-2
 """The interval counts as closed once λᵤ/λₗ − 1 is below this.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Literal, TypeVar
 
-from blockadapt._validation import (
+from blockadapt.validation import (
     Described,
     is_number,
     refusal,

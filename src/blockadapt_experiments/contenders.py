@@ -21,9 +21,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from blockadapt import BlockAdaFom, BlockAdagrad, BlockAdam, BlockRMSprop, SpectrumClip, param_groups
-from blockadapt._validation import require, require_beta, require_bool, require_choice, require_integer, require_number
 from blockadapt.errors import NonFiniteGradientError
 from blockadapt.partition import NAMED_GROUPINGS
+from blockadapt.validation import require, require_beta, require_bool, require_choice, require_integer, require_number
 from blockadapt_experiments.ggt import COLUMNS, COMPLEMENTS, GGT, MOMENTA, SCOPES
 
 LOST = (NonFiniteGradientError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]

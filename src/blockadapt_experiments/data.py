@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from blockadapt._validation import require_choice
+from blockadapt.validation import require_choice
 from blockadapt_experiments.digits import Examples, digits
 from blockadapt_experiments.records import atomic
 

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
 from blockadapt import BlockAdam, SpectrumClip
-from blockadapt._validation import require_integer
+from blockadapt.validation import require_integer
 from blockadapt_experiments.digits import Examples, Split
 from blockadapt_experiments.environment import environment, state_bytes_of
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from blockadapt._validation import require, require_integer
+from blockadapt.validation import require, require_integer
 
 BLOCKS = 3
 REDUCTION = 0.5

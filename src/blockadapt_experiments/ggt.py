@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from blockadapt._validation import (
+from blockadapt.errors import NonFiniteGradientError
+from blockadapt.moments import statistics_dtype
+from blockadapt.validation import (
     Described,
     refusal,
     require,
@@ -33,8 +35,6 @@ from blockadapt._validation import (
     require_lr,
     require_number,
 )
-from blockadapt.errors import NonFiniteGradientError
-from blockadapt.moments import statistics_dtype
 
 COMPLEMENTS = ("drop", "scale")
 SCOPES = ("model", "tensor")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from blockadapt._validation import Described, require, require_integer
+from blockadapt.validation import Described, require, require_integer
 from blockadapt_experiments.data import MissingData
 
 END, UNKNOWN = "<eos>", "<unk>"

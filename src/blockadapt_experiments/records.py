@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from blockadapt._validation import refusal
+from blockadapt.validation import refusal
 from blockadapt_experiments.config import first_difference
 from blockadapt_experiments.experiment import Outcome, Row, RunKey
 

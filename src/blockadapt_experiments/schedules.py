@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from torch.optim import Optimizer
 
-from blockadapt._validation import (
+from blockadapt.validation import (
     Described,
     is_number,
     require,

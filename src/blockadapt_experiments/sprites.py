@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockadapt._validation import require, require_choice
+from blockadapt.validation import require, require_choice
 from blockadapt_experiments.data import MissingData
 
 FACTORS = ("shape", "scale", "orientation", "x", "y")

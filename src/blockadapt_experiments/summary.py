@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from blockadapt._validation import refusal
+from blockadapt.validation import refusal
 from blockadapt_experiments.experiment import Experiment, Metric, RunKey
 from blockadapt_experiments.recorded_runs import Run, as_number, read_json, read_run
 

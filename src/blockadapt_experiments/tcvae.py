@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from blockadapt._validation import require, require_integer
+from blockadapt.validation import require, require_integer
 
 Estimator = Literal["mws", "mss"]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-from blockadapt._validation import require, require_integer
+from blockadapt.validation import require, require_integer
 from blockadapt_experiments.contenders import LOST, OptimizerSettings, make_optimizer
 from blockadapt_experiments.digits import Examples
 from blockadapt_experiments.environment import state_bytes_of

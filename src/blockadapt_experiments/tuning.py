@@ -33,7 +33,7 @@ from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import TrialState
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
-from blockadapt._validation import refusal
+from blockadapt.validation import refusal
 from blockadapt_experiments.config import TuneSettings, plain
 from blockadapt_experiments.experiment import Row, RunKey
 from blockadapt_experiments.experiments import get_experiment

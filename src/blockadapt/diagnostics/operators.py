@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blockadapt.kernels import Coefficients, Descent, Kernel, Place, Segment
-from blockadapt.kernels.tile import by_block, tiled_shape
+from blockadapt.kernels.layout import by_block, tiled_shape
 from blockadapt.moments import FirstMoment, SecondMoment, packed_length, statistics_dtype
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.optimizers.base import Group, cut_of, steps_taken

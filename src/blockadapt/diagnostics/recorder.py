@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
-from blockadapt._validation import Described, require, require_integer
 from blockadapt.diagnostics.figures import JOINS, Before, Figures, joined, measure
 from blockadapt.diagnostics.operators import units
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.spectrum import Spectrum
+from blockadapt.validation import Described, require, require_integer
 
 TOTAL = "total"
 COLUMNS = ("step", "parameter", *JOINS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from blockadapt._validation import require_choice
-from blockadapt.kernels.protocol import Batch, Batches, Coefficients, Descent, Kernel, Place, Segment
-from blockadapt.kernels.torch_eigh import EighKernel
+from blockadapt.kernels.contract import Batch, Batches, Coefficients, Descent, Kernel, Place, Segment
+from blockadapt.kernels.eigh import EighKernel
+from blockadapt.validation import require_choice
 
 __all__ = ["BACKENDS", "Batch", "Batches", "Coefficients", "Descent", "Kernel", "Place", "Segment", "get_kernel"]
 
@@ -21,7 +21,7 @@ def get_kernel(owner: str, backend: str) -> Kernel:
     if backend == "eigh":
         return EighKernel()
     try:
-        from blockadapt.kernels.numba_kernel import NumbaKernel  # slow to import, and may be missing
+        from blockadapt.kernels.cpu.kernel import NumbaKernel  # slow to import, and may be missing
     except ImportError as error:
         if backend == "auto":
             return EighKernel()

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from blockadapt._validation import (
+from blockadapt.errors import NonFiniteGradientError
+from blockadapt.kernels import Coefficients, Descent, Kernel, get_kernel
+from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
+from blockadapt.optimizers import checkpoint
+from blockadapt.optimizers.storage import WIDTHS, block_state_names, state_shape
+from blockadapt.optimizers.update import Places, State, Update
+from blockadapt.partition import MAX_BLOCK, IndexGroups, Partition, index_groups, partition, require_grouping
+from blockadapt.spectrum import Spectrum, SpectrumClip, resolution_of
+from blockadapt.validation import (
     Described,
     refusal,
     require,
@@ -22,14 +30,6 @@ from blockadapt._validation import (
     require_lr,
     require_number,
 )
-from blockadapt.errors import NonFiniteGradientError
-from blockadapt.kernels import Coefficients, Descent, Kernel, get_kernel
-from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
-from blockadapt.optimizers import checkpoint
-from blockadapt.optimizers.storage import WIDTHS, block_state_names, state_shape
-from blockadapt.optimizers.update import Places, State, Update
-from blockadapt.partition import MAX_BLOCK, IndexGroups, Partition, index_groups, partition, require_grouping
-from blockadapt.spectrum import Spectrum, SpectrumClip, resolution_of
 
 _NOT_OPTIONS = ("params", "param_names", "base_lr", "initial_lr", "differentiable")
 _FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend", "process_group")

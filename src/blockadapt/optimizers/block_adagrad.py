@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from blockadapt._validation import require_beta
 from blockadapt.moments import FirstMoment, SecondMoment, average, first_moment
 from blockadapt.optimizers.base import BlockOptimizer, Group
 from blockadapt.partition import Grouping
 from blockadapt.spectrum import SpectrumClip
+from blockadapt.validation import require_beta
 
 
 class BlockAdagrad(BlockOptimizer):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockadapt._validation import require, require_beta
 from blockadapt.moments import FirstMoment, SecondMoment, first_moment, running_mean
 from blockadapt.optimizers.base import BlockOptimizer, Group
 from blockadapt.partition import Grouping
 from blockadapt.spectrum import SpectrumClip
+from blockadapt.validation import require, require_beta
 
 
 class BlockAdam(BlockOptimizer):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from blockadapt.kernels.tile import by_block, tiled_shape
+from blockadapt.kernels.layout import by_block, tiled_shape
 from blockadapt.moments import packed_length
 from blockadapt.partition import IndexGroups, Partition
 

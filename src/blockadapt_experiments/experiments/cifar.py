@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from blockadapt._validation import require_integer
+from blockadapt.validation import require_integer
 from blockadapt_experiments.config import Settings
 from blockadapt_experiments.data import load_images
 from blockadapt_experiments.densenet import DenseNet, require_depth

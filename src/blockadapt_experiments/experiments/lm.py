@@ -23,7 +23,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from blockadapt._validation import Described, require, require_integer, require_number
+from blockadapt.validation import Described, require, require_integer, require_number
 from blockadapt_experiments.config import Settings
 from blockadapt_experiments.contenders import make_optimizer
 from blockadapt_experiments.environment import state_bytes_of

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from blockadapt._validation import require_integer
+from blockadapt.validation import require_integer
 from blockadapt_experiments.config import Settings
 from blockadapt_experiments.data import load_images
 from blockadapt_experiments.digits import Examples

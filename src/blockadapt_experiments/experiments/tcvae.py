@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockadapt._validation import require, require_integer, require_number
+from blockadapt.validation import require, require_integer, require_number
 from blockadapt_experiments.config import Settings
 from blockadapt_experiments.contenders import LOST, make_optimizer
 from blockadapt_experiments.environment import state_bytes_of

@@ -25,10 +25,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from blockadapt._validation import require_choice, require_integer
 from blockadapt.diagnostics import SpectrumRecorder
 from blockadapt.diagnostics.recorder import TOTAL
 from blockadapt.optimizers import BlockOptimizer
+from blockadapt.validation import require_choice, require_integer
 from blockadapt_experiments.config import Settings
 from blockadapt_experiments.data import load_images
 from blockadapt_experiments.digits import Examples

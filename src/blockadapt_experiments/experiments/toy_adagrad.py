@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from blockadapt._validation import require, require_integer
+from blockadapt.validation import require, require_integer
 from blockadapt_experiments.experiment import Claim, Experiment, Metric, Outcome, Row, RunKey, Verdict
 from blockadapt_experiments.experiments.toy_descent import Descent
 from blockadapt_experiments.experiments.toy_network import Problem, ToySettings, draw_problem

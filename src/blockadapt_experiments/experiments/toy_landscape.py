@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockadapt._validation import require, require_choice, require_integer, require_number
+from blockadapt.validation import require, require_choice, require_integer, require_number
 from blockadapt_experiments.experiment import Claim, Experiment, Metric, Outcome, Row, RunKey, Verdict
 from blockadapt_experiments.experiments.toy_drawing import draw_landscapes
 from blockadapt_experiments.experiments.toy_network import (

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blockadapt._validation import require_integer
+from blockadapt.validation import require_integer
 from blockadapt_experiments.config import Settings
 
 Array = NDArray[np.float64]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from blockadapt._validation import require, require_integer, require_number
+from blockadapt.validation import require, require_integer, require_number
 from blockadapt_experiments.experiment import Claim, Experiment, Metric, Outcome, Row, RunKey, Verdict
 from blockadapt_experiments.experiments.toy_descent import Descent
 from blockadapt_experiments.experiments.toy_drawing import GRID_REACH, draw_paths

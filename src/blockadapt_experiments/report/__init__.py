@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from blockadapt._validation import refusal
+from blockadapt.validation import refusal
 from blockadapt_experiments.experiment import Experiment
 from blockadapt_experiments.report.content import content
 from blockadapt_experiments.report.figures import write_figures

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from blockadapt._validation import require_integer, require_number
+from blockadapt.validation import require_integer, require_number
 
 _POSITIVE, _NOT_NEGATIVE, _BETA = {"above": 0.0}, {"least": 0.0}, {"least": 0.0, "below": 1.0}
 _RULES: dict[str, dict[str, float]] = {

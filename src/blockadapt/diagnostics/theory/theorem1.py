@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from blockadapt._validation import require
 from blockadapt.diagnostics.theory._arguments import checked
+from blockadapt.validation import require
 
 
 @checked

@@ -1,0 +1,159 @@
+"""The reference kernel: `torch.linalg.eigh`, any device, float32 and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockadapt.kernels.contract import Batches, Segment
+from blockadapt.kernels.layout import by_block, write_by_block_
+from blockadapt.moments import unpack, updated_second_moment
+from blockadapt.spectrum import effective
+
+
+class EighKernel:
+    """One `eigh` over all blocks of a size. Everything is computed first and written last."""
+
+    name = "eigh"
+
+    def step_(self, batches: Batches) -> None:
+        """See `Kernel.step_`."""
+        for change in [self.prepare(segments) for segments in batches.values()]:
+            change.write_()
+
+    def prepare(self, segments: Sequence[Segment]) -> Change:
+        """Compute what the step changes in blocks of one size, and change nothing."""
+        places = [s.place for s in segments]
+        n = places[0].n
+        parts = [place.part(segment.grad) for place, segment in zip(places, segments, strict=True)]
+        x, grad = _rows([place.x for place in places], n), _rows(parts, n)
+        terms = _terms(segments, grad)
+        sign, coupled, _, beta, _, decay, weight, _, *spectrum = terms  # Descent, FirstMoment, SecondMoment, Spectrum
+
+        g = sign * grad + coupled * x
+        old = [part if place.m is None else place.m for place, part in zip(places, parts, strict=True)]
+        m = torch.lerp(g, _rows(old, n), beta)
+        V = updated_second_moment(_rows([place.second_moment for place in places]), g, decay, weight)
+
+        eigenvalues, basis = _decompose(segments, V, g, decay, weight)
+        counts = [place.num_blocks for place in places]
+        adapted = list(eigenvalues.split(counts))
+        largest: list[Tensor | None] = [None] * len(segments)
+        for i, place in enumerate(places):
+            if place.largest is not None:
+                adapted[i], largest[i] = _amsgrad(adapted[i], place.largest.reshape(-1, n))
+
+        s = effective(torch.cat(adapted), *spectrum)
+        if basis is None:
+            direction = s * m
+        else:
+            direction = (basis @ (s * (basis.mT @ m.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)).squeeze(-1)
+        kept = basis.flatten(1) if basis is not None else torch.ones_like(m)
+        split = [list(t.split(counts)) for t in (direction, m, V, kept, eigenvalues)]
+        return Change(segments, *split, largest)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The result of a step on blocks of one size, one entry a segment, not yet written."""
+
+    segments: Sequence[Segment]
+    direction: list[Tensor]
+    m: list[Tensor]
+    second_moment: list[Tensor]
+    basis: list[Tensor]
+    eigenvalues: list[Tensor]
+    largest: list[Tensor | None]
+
+    def write_(self) -> None:
+        """Write it where the segments lie."""
+        for i, (place, _, _, coefficients) in enumerate(self.segments):
+            k = place.x.shape[-1]
+            place.x.mul_(coefficients.descent.shrink).sub_(self.direction[i][:, :k].reshape(place.x.shape))
+            if place.m is not None:
+                place.m.copy_(self.m[i][:, :k].reshape(place.m.shape))
+            place.second_moment.copy_(self.second_moment[i].reshape(place.second_moment.shape))
+            largest = self.largest[i]
+            if place.largest is not None and largest is not None:
+                place.largest.copy_(largest.reshape(place.largest.shape))
+            for kept, new in ((place.basis, self.basis[i]), (place.eigenvalues, self.eigenvalues[i])):
+                if kept is not None:
+                    write_by_block_(kept, new)
+
+
+def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
+    """All blocks of these views under one another, [num_blocks, width], short runs padded to n with zeros."""
+    rows = [view.reshape(-1, view.shape[-1]) for view in views]
+    if n is not None:
+        rows = [F.pad(row, (0, n - row.shape[1])) for row in rows]
+    return torch.cat(rows)
+
+
+def _terms(segments: Sequence[Segment], like: Tensor) -> tuple[Tensor, ...]:
+    """The coefficients of each block, as columns [num_blocks, 1], in the order of `Coefficients`."""
+    table = [segment.coefficients.terms for segment in segments]
+    counts = torch.tensor([s.place.num_blocks for s in segments])
+    columns = torch.tensor(table, dtype=torch.float64).repeat_interleave(counts, dim=0).to(like)
+    return columns.unsqueeze(-1).unbind(1)
+
+
+def _decompose(
+    segments: Sequence[Segment], V: Tensor, g: Tensor, decay: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Λ [num_blocks, n] and U [num_blocks, n, n] (None for n = 1), found anew or, between refreshes, kept.
+
+    A kept basis turns with nothing, so Λ = diag(Uᵀ V U) follows V exactly: λ ← d λ + w (Uᵀ g)².
+    """
+    n = g.shape[1]
+    if n == 1:
+        return V, None
+    counts = [s.place.num_blocks for s in segments]
+    if all(s.refresh for s in segments):
+        return _eigh(unpack(V, n))
+    eigenvalues, basis = g.new_empty(g.shape), g.new_empty(*g.shape, n)
+    pieces = list(zip(segments, *(t.split(counts) for t in (V, g, decay, weight, eigenvalues, basis)), strict=True))
+    for segment, _, g_, d, w, eigenvalues_, basis_ in pieces:
+        if not segment.refresh:
+            place = segment.place
+            assert place.basis is not None
+            assert place.eigenvalues is not None
+            basis_.copy_(by_block(place.basis, place.num_blocks).view(basis_.shape))
+            turned = (basis_.mT @ g_.unsqueeze(-1)).squeeze(-1)
+            eigenvalues_.copy_(d * by_block(place.eigenvalues, place.num_blocks) + w * turned * turned)
+    fresh = [piece for piece in pieces if piece[0].refresh]
+    if fresh:
+        found = _eigh(unpack(torch.cat([piece[1] for piece in fresh]), n))
+        sizes = [piece[0].place.num_blocks for piece in fresh]
+        for piece, λ, U in zip(fresh, *(t.split(sizes) for t in found), strict=True):
+            piece[-2].copy_(λ)
+            piece[-1].copy_(U)
+    return eigenvalues, basis
+
+
+def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors. A block that is not finite gives NaN and does not stop the others.
+
+    What LAPACK cannot solve in float32 is solved in float64: it may raise, and it may also return NaN for a
+    finite block.
+    """
+    finite = V.isfinite().all(-1).all(-1)
+    safe = torch.where(finite[:, None, None], V, 0)
+    try:
+        eigenvalues, basis = torch.linalg.eigh(safe)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        eigenvalues, basis = (t.to(V.dtype) for t in torch.linalg.eigh(safe.double()))
+    unsolved = ~(eigenvalues.isfinite().all(-1) & basis.isfinite().all(-1).all(-1))
+    if unsolved.any():
+        eigenvalues[unsolved], basis[unsolved] = (t.to(V.dtype) for t in torch.linalg.eigh(safe[unsolved].double()))
+    return torch.where(finite[:, None], eigenvalues, torch.nan), basis
+
+
+def _amsgrad(eigenvalues: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ̂ ← max(Σ̂, Σ) with both ascending; returns Σ̂ in the order of `eigenvalues`, and ascending."""
+    ascending, order = eigenvalues.sort(dim=-1)
+    largest = torch.maximum(largest, ascending)
+    return torch.empty_like(largest).scatter_(-1, order, largest), largest

@@ -1,0 +1,75 @@
+"""What blocks keep between steps: shapes, the parts that kernels get, and tiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from blockadapt.kernels.layout import MAX_BLOCK, TILE, by_block, tiled_shape, write_by_block_
+from blockadapt.optimizers.storage import WIDTHS, state_parts, state_rows, state_shape
+from blockadapt.partition import IndexGroups, Partition, partition
+
+CUTS: dict[str, Partition | IndexGroups] = {
+    "input": partition((40, 17), "input", 10),
+    "input, short run": partition((43, 17), "input", 10),
+    "output, short run": partition((9, 43), "output", 10),
+    "filter": partition((7, 6, 3, 3), "auto", 10),
+    "chunk, short run": partition((325,), "auto", 10),
+    "diagonal": partition((5, 9), "diagonal", 10),
+    "large": partition((200, 3), "input", 100),
+    "one size": IndexGroups([[0, 1, 2], [3, 5, 4]]),
+    "sizes": IndexGroups([[0], *([i, i + 1] for i in range(1, 81, 2)), [81, 82, 83]]),
+    "none": IndexGroups([]),
+}
+each_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+each_name = pytest.mark.parametrize("name", WIDTHS)
+
+
+@pytest.mark.parametrize("num_blocks", [1, TILE - 1, TILE, TILE + 1, 100])
+@pytest.mark.parametrize("n", [1, 3, MAX_BLOCK, MAX_BLOCK + 1])
+def test_what_is_written_into_tiles_is_read_out_of_them(n: int, num_blocks: int) -> None:
+    rows = torch.randn(num_blocks, 5)
+    tiles = torch.full(tiled_shape(n, num_blocks, 5), torch.nan)
+    write_by_block_(tiles, rows)
+    assert by_block(tiles, num_blocks).equal(rows)
+    block = num_blocks - 1
+    assert tiles[block // tiles.shape[2], :, block % tiles.shape[2]].equal(rows[block])
+
+
+@pytest.mark.parametrize("n", [1, MAX_BLOCK, MAX_BLOCK + 1, 4096])
+def test_tiles_have_less_than_one_tile_to_spare_and_large_blocks_have_nothing(n: int) -> None:
+    for num_blocks in (1, 31, 32, 33):
+        tiles, _, size = tiled_shape(n, num_blocks, 1)
+        assert 0 <= tiles * size - num_blocks < (TILE if n <= MAX_BLOCK else 1)
+
+
+@each_name
+@each_cut
+def test_parts_share_out_the_whole_tensor(cut: Partition | IndexGroups, name: str) -> None:
+    state = torch.arange(float(torch.Size(state_shape(name, cut)).numel())).view(state_shape(name, cut))
+    parts = state_parts(name, cut, state)
+    assert torch.cat([part.flatten() for part in parts] or [state]).sort()[0].equal(state.flatten())
+    for part in parts:
+        part.fill_(-1)
+    assert (state == -1).all()
+
+
+@each_name
+@each_cut
+def test_rows_have_each_block_once_and_follow_the_segments(cut: Partition | IndexGroups, name: str) -> None:
+    state = torch.arange(float(torch.Size(state_shape(name, cut)).numel())).view(state_shape(name, cut))
+    rows = state_rows(name, cut, state)
+    assert [tuple(row.shape) for row in rows] == [(count, WIDTHS[name](n)) for n, count in cut.segments]
+    numbers = torch.cat([row.flatten() for row in rows] or [state])
+    assert len(numbers.unique()) == len(numbers)
+
+
+@each_cut
+def test_segments_count_the_blocks_of_each_view(cut: Partition | IndexGroups) -> None:
+    totals: dict[int, int] = {}
+    for n, count in cut.segments:
+        totals[n] = totals.get(n, 0) + count
+    assert totals == cut.sizes
+    if isinstance(cut, Partition):
+        views = cut.views(torch.empty(*cut.rows, cut.columns))
+        assert [view.shape[0] * view.shape[1] for view in views or ()] == [count for _, count in cut.segments]

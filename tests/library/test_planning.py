@@ -1,0 +1,169 @@
+"""A plan says before training what the first step makes true."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from blockadapt import BlockAdam, BlockRMSprop, IndexGroups, Plan, param_groups, plan
+from blockadapt.optimizers import BlockOptimizer
+from blockadapt.planning import block_flops
+from support.contract_cases import CASES, CLASSES, Net, OptimizerCase, everything, run, scattered_groups, twins
+
+
+def state_bytes(optimizer: BlockOptimizer) -> int:
+    return sum(v.numel() * v.element_size() for state in optimizer.state.values() for v in state.values())
+
+
+def block_count(optimizer: BlockOptimizer) -> int:
+    """Blocks by their second moments, where all blocks of a parameter have one size."""
+    return sum(len(state["second_moment"]) for state in optimizer.state.values() if "second_moment" in state)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "blocks of 3": {"block_size": 3},
+    "amsgrad": {"amsgrad": True},
+    "refresh": {"refresh_every": 4},
+    "amsgrad and refresh": {"amsgrad": True, "refresh_every": 2, "block_size": 4},
+    "input": {"grouping": "input"},
+    "output": {"grouping": "output", "block_size": 3},
+    "chunk": {"grouping": "chunk"},
+    "tensor": {"grouping": "tensor"},
+    "joint": {"grouping": "joint"},
+    "joint with all": {"grouping": "joint", "amsgrad": True, "refresh_every": 2},
+    "diagonal": {"grouping": "diagonal"},
+    "explicit": {"grouping": scattered_groups(Net.COORDINATES)},
+    "explicit with all": {"grouping": scattered_groups(Net.COORDINATES), "amsgrad": True, "refresh_every": 2},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_planned_state_is_the_state_after_a_step(options: dict[str, Any], dtype: torch.dtype) -> None:
+    (model,) = twins(count=1, dtype=dtype)
+    planned = plan(model, **options)
+    optimizer = BlockAdam(model.parameters(), **options)
+    run(optimizer, [1])
+    assert planned.state_bytes == state_bytes(optimizer)
+    assert planned.num_parameters == Net.COORDINATES
+    if "explicit" not in str(planned):
+        assert planned.num_blocks == block_count(optimizer)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if "closing" not in c.id], ids=lambda case: case.id)
+def test_the_plan_of_an_optimizer_is_its_own(case: OptimizerCase) -> None:
+    (model,) = twins(count=1)
+    optimizer = case.build(model.parameters())
+    planned = plan(optimizer)
+    run(optimizer, [1])
+    assert planned.state_bytes == state_bytes(optimizer)
+    assert plan(optimizer) == planned
+
+
+def test_the_rows_of_a_plan_add_up() -> None:
+    planned = plan(twins(count=1)[0], block_size=4)
+    assert planned.num_blocks == sum(row.num_blocks for row in planned.rows) == sum(planned.sizes.values())
+    assert planned.state_bytes == sum(row.state_bytes for row in planned.rows)
+    assert planned.flops == sum(row.flops for row in planned.rows)
+    assert planned.flops == sum(count * block_flops(n) for n, count in planned.sizes.items())
+
+
+def test_a_row_tells_name_shape_grouping_and_blocks() -> None:
+    rows = {row.name: row for row in plan(twins(count=1)[0], block_size=4).rows}
+    told = {name: (row.shape, row.grouping, row.sizes) for name, row in rows.items()}
+    assert told == {
+        "scale": ((), "diagonal", {1: 1}),
+        "conv.weight": ((2, 1, 3, 3), "filter", {9: 2}),
+        "conv.bias": ((2,), "chunk", {2: 1}),
+        "linear.weight": ((5, 8), "input", {4: 16}),
+        "linear.bias": ((5,), "chunk", {4: 2}),
+        "norm.weight": ((5,), "chunk", {4: 2}),
+        "norm.bias": ((5,), "chunk", {4: 2}),
+    }
+
+
+def test_blocks_that_span_parameters_are_one_row() -> None:
+    (model,) = twins(count=1)
+    (row,) = plan(model, grouping="joint").rows
+    assert (row.name, row.shape, row.grouping, row.sizes) == ("scale … norm.bias", (76,), "joint", {76: 1})
+    (row,) = plan(model.linear, grouping=IndexGroups([range(10), range(10, 43), [44, 43]])).rows
+    assert (row.name, row.grouping, row.sizes) == ("weight … bias", "explicit", {2: 1, 10: 1, 33: 1})
+
+
+GOLDEN = """\
+parameter  shape    grouping  blocks                  state    flops a step
+───────────────────────────────────────────────────────────────────────────
+0.weight   6×1×5×5  filter    6 × 25                  8.4 kB   535.8 k
+0.bias     6        chunk     1 × 6                   116 B    1.5 k
+2.weight   10×96    input     96 × 10                 25.0 kB  604.6 k
+2.bias     10       chunk     1 × 10                  268 B    6.3 k
+───────────────────────────────────────────────────────────────────────────
+total      1,126              1 × 6, 97 × 10, 6 × 25  33.8 kB  1.1 M"""
+
+
+def test_the_table_of_a_small_network() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 6, 5), nn.Flatten(), nn.Linear(96, 10))
+    assert str(plan(model)) == GOLDEN
+
+
+def test_a_plan_takes_what_an_optimizer_takes() -> None:
+    model = nn.Linear(4, 3)
+    rows = [(row.shape, row.sizes) for row in plan(model).rows]
+    for params in (model.parameters(), list(model.parameters()), model.named_parameters(), param_groups(model)):
+        assert [(row.shape, row.sizes) for row in plan(params).rows] == rows
+    assert [row.name for row in plan(model).rows] == ["weight", "bias"]
+    assert [row.name for row in plan(model.parameters()).rows] == ["0.0", "0.1"]
+
+
+def test_a_plan_respects_the_options_of_each_group() -> None:
+    a, b = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
+    groups = [{"params": a.parameters(), "grouping": "tensor"}, {"params": b.parameters(), "amsgrad": True}]
+    assert [row.sizes for row in plan(groups, block_size=2).rows] == [{12: 1}, {2: 8}]
+
+
+def test_a_plan_leaves_model_groups_and_optimizer_as_they_were() -> None:
+    model = nn.Linear(4, 3)
+    groups = param_groups(model, lr=0.5)
+    before = copy.deepcopy([{**group, "params": len(group["params"])} for group in groups])
+    plan(groups, block_size=2)
+    assert [{**group, "params": len(group["params"])} for group in groups] == before
+    optimizer = BlockRMSprop(groups, block_size=3)
+    assert {group["block_size"] for group in optimizer.param_groups} == {3}
+    state = everything(optimizer)
+    plan(optimizer)
+    assert everything(optimizer) == state
+    assert all(param.grad is None for param in model.parameters())
+
+
+def test_a_frozen_parameter_needs_no_state() -> None:
+    model = nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 2))
+    model[0].requires_grad_(False)
+    planned = plan(model)
+    optimizer = BlockAdam(model.parameters())
+    model(torch.ones(1, 40)).sum().backward()
+    optimizer.step()
+    assert planned.state_bytes == state_bytes(optimizer)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_only_classes_with_a_first_moment_plan_for_one(cls: type[BlockOptimizer]) -> None:
+    """A matrix [4, 3] in blocks of 4: three triangles of 10, a step counter, and 12 numbers of m where there is one."""
+    planned = plan(cls([nn.Parameter(torch.ones(4, 3))]))
+    assert planned.state_bytes == 4 * 30 + 8 + (4 * 12 if cls.averages_gradient else 0)
+
+
+def test_flops_grow_as_the_cube_of_the_block() -> None:
+    assert block_flops(1) == 12
+    assert block_flops(10) == pytest.approx(6000, rel=0.1)
+    assert block_flops(200) / block_flops(100) == pytest.approx(8, rel=0.03)
+
+
+def test_a_plan_of_nothing_is_empty() -> None:
+    empty = Plan([], 0)
+    assert (empty.num_blocks, empty.state_bytes, empty.flops, empty.sizes) == (0, 0, 0, {})
+    assert "total" in str(empty)
