@@ -8,8 +8,9 @@ With V̂ = U Λ Uᵀ, a step is x ← x − U diag(s) Uᵀ m, where
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,16 +88,35 @@ def resolution_of(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def effective(
-    eigenvalues: Tensor,
-    lr: Tensor,
-    correction: Tensor,
-    damping: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    resolution: Tensor,
-) -> Tensor:
-    """s(λ) for eigenvalues [num_blocks, n]; the terms of `Spectrum` as columns [num_blocks, 1]."""
-    floor = resolution * eigenvalues.amax(dim=-1, keepdim=True).clamp(min=0)
-    s = lr / ((torch.maximum(eigenvalues, floor) / correction).sqrt() + damping)
-    return s.clamp(lower, upper)
+class SpectralFunction:
+    """f in s(λ) = clip(f(λ̂), λₗ, λᵤ): the step size in an eigendirection, from what is known of it.
+
+    A user's own needs the torch form alone, and then runs through `eigh`. With a form for lanes the CPU kernel
+    compiles it in. Either gets λ̂ ≥ 0, floored and unbiased already; clipping comes after it.
+    """
+
+    lanes: ClassVar[Callable[[Any, Any, Any], Any] | None] = None
+    """The same formula in the vocabulary of `kernels.cpu.simd`, a plain function; None where there is none."""
+
+    def torch(self, eigenvalues: Tensor, lr: Tensor, damping: Tensor) -> Tensor:
+        """f for eigenvalues [num_blocks, n], lr and damping [num_blocks, 1]."""
+        raise NotImplementedError
+
+
+class InverseRoot(SpectralFunction):
+    """f(λ) = α / (√λ + δ), the paper's."""
+
+    def torch(self, eigenvalues: Tensor, lr: Tensor, damping: Tensor) -> Tensor:
+        """See `SpectralFunction.torch`."""
+        return lr / (eigenvalues.sqrt() + damping)
+
+
+INVERSE_ROOT = InverseRoot()
+
+
+def effective(eigenvalues: Tensor, spectrum: Spectrum, function: SpectralFunction = INVERSE_ROOT) -> Tensor:
+    """s(λ) for eigenvalues [num_blocks, n]; the terms of `spectrum` are columns [num_blocks, 1] or numbers."""
+    terms: Any = spectrum
+    floor = terms.resolution * eigenvalues.amax(dim=-1, keepdim=True).clamp(min=0)
+    s = function.torch(torch.maximum(eigenvalues, floor) / terms.correction, terms.lr, terms.damping)
+    return s.clamp(terms.lower, terms.upper)

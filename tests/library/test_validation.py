@@ -32,7 +32,7 @@ FORM = re.compile(r"^[A-Za-z_.]+: `[^`]+` must be .+, got .+\.$")
 NAN, INF = float("nan"), float("inf")
 GROUPINGS = "one of 'auto', 'input', 'output', 'filter', 'chunk', 'tensor', 'joint', 'diagonal'"
 POLICIES = "one of 'raise', 'skip', 'propagate'"
-BACKEND_NAMES = "one of " + ", ".join(map(repr, BACKENDS))
+BACKEND_NAMES = "one of " + ", ".join(map(repr, BACKENDS)) + ", or a Kernel"
 AT_LEAST_0, ABOVE_0 = "a finite number >= 0", "a finite number > 0"
 BETA = "in [0, 1)"
 

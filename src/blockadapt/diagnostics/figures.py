@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockadapt.diagnostics.operators import BlockState, Operator, Unit, applied, decompose
-from blockadapt.kernels import Coefficients, Kernel
+from blockadapt.diagnostics.operators import BlockState, Operator, Unit, applied
+from blockadapt.kernels import Coefficients, Dispatcher
 from blockadapt.optimizers import BlockOptimizer
-from blockadapt.spectrum import Spectrum
+from blockadapt.spectrum import INVERSE_ROOT, Spectrum
 
 CHUNK = 2**19
 """Numbers in the matrices that are looked at together: some ten arrays of 4 MB."""
@@ -70,7 +70,7 @@ def measure(optimizer: BlockOptimizer, unit: Unit, before: Before) -> Figures:
     assert now is not None
     state = unit.block_state(optimizer)
     parts = [
-        _look(optimizer._kernel, now, before.spectrum, *chunk)
+        _look(optimizer, now, before.spectrum, *chunk)
         for g, kept in unit.parts(_gradients(unit, before.x, now), state, before.state)
         for chunk in _chunks(g, *kept)
     ]
@@ -98,11 +98,17 @@ def _chunks(g: Tensor, now: BlockState, before: BlockState) -> Iterator[tuple[Te
 
 
 def _look(
-    kernel: Kernel, now: Coefficients, then: Spectrum | None, g: Tensor, state: BlockState, before: BlockState
+    optimizer: BlockOptimizer,
+    now: Coefficients,
+    then: Spectrum | None,
+    g: Tensor,
+    state: BlockState,
+    before: BlockState,
 ) -> Figures:
     """The figures of some blocks, but for the step norm."""
-    P = applied(kernel, now.spectrum, state, g)
-    change = None if then is None else _change(kernel, P, applied(kernel, then, before, g)).abs()
+    kernels, function = optimizer.kernels, optimizer.spectral_function
+    P = applied(kernels, function, now.spectrum, state, g)
+    change = None if then is None else _change(kernels, P, applied(kernels, function, then, before, g)).abs()
     return {
         "term_a": P.apply(g).square().sum().item(),
         "term_b_spectral": math.nan if change is None else change.max().item(),
@@ -113,7 +119,7 @@ def _look(
     }
 
 
-def _change(kernel: Kernel, now: Operator, before: Operator) -> Tensor:
+def _change(kernels: Dispatcher, now: Operator, before: Operator) -> Tensor:
     """The eigenvalues of Pₜ − Pₜ₋₁ [num_blocks, k]."""
     if now.basis is None and before.basis is None:
         return now.s - before.s
@@ -122,7 +128,7 @@ def _change(kernel: Kernel, now: Operator, before: Operator) -> Tensor:
     shift: Tensor = torch.linalg.vector_norm(D, dim=(1, 2)).unsqueeze(1)  # kernels expect semidefinite matrices
     D.diagonal(dim1=1, dim2=2).add_(shift)
     rows, columns = torch.tril_indices(k, k, device=D.device)
-    return decompose(kernel, D[:, rows, columns], k)[0] - shift
+    return kernels.decompose(D[:, rows, columns], k, INVERSE_ROOT)[0] - shift
 
 
 def _look_at_spectrum(P: Operator, now: Coefficients, state: BlockState) -> Mapping[str, float]:

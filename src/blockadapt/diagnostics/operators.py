@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Coefficients, Descent, Kernel, Place, Segment
-from blockadapt.kernels.layout import by_block, tiled_shape
-from blockadapt.moments import FirstMoment, SecondMoment, packed_length, statistics_dtype
+from blockadapt.kernels import Coefficients, Dispatcher
+from blockadapt.moments import packed_length, statistics_dtype
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.optimizers.base import Group, cut_of, steps_taken
 from blockadapt.optimizers.storage import WIDTHS, state_rows
 from blockadapt.partition import IndexGroups, index_groups
-from blockadapt.spectrum import Spectrum, effective
+from blockadapt.spectrum import SpectralFunction, Spectrum, effective
 
 BlockState = Mapping[str, Tensor]
 """The state tensors of blocks by their names in `WIDTHS`; empty before the first step and once the clip has closed."""
@@ -47,7 +46,7 @@ class Unit:
         step = steps_taken(optimizer.state.get(self.params[0], {}))
         if not step:
             return None
-        return optimizer._coefficients(self.group, step, statistics_dtype(self.params[0]))
+        return optimizer.coefficients(self.group, step, statistics_dtype(self.params[0]))
 
     def parts(self, tensors: Sequence[Tensor], *states: BlockState) -> Iterator[tuple[Tensor, list[BlockState]]]:
         """All blocks with runs of one length k at a time.
@@ -113,11 +112,14 @@ class Operator:
         return (self.basis * self.s.unsqueeze(1)) @ self.basis.mT
 
 
-def applied(kernel: Kernel, spectrum: Spectrum, rows: BlockState, like: Tensor) -> Operator:
+def applied(
+    kernels: Dispatcher, function: SpectralFunction, spectrum: Spectrum, rows: BlockState, like: Tensor
+) -> Operator:
     """The operator of the step that left this state.
 
     Args:
-        kernel: Finds eigenvectors where the state does not keep them.
+        kernels: Find eigenvectors where the state does not keep them.
+        function: The f of its s.
         spectrum: The step's s.
         rows: The state after the step, as from `Unit.parts`.
         like: Coordinates [num_blocks, k] of the same blocks.
@@ -130,42 +132,13 @@ def applied(kernel: Kernel, spectrum: Spectrum, rows: BlockState, like: Tensor) 
     if "basis" in rows and (n := rows["eigenvalues"].shape[1]) > 1:
         eigenvalues, basis = rows["eigenvalues"].double(), rows["basis"].double().view(-1, n, n)[:, :k]
     else:  # the first k rows of a packed triangle are the block without the coordinates that a short run lacks
-        eigenvalues, basis = decompose(kernel, rows["second_moment"].double()[:, : packed_length(k)], k)
+        packed = rows["second_moment"].double()[:, : packed_length(k)]
+        eigenvalues, basis = kernels.decompose(packed, k, function) if k > 1 else (packed, None)
     if "largest" in rows:  # AMSGrad: Σ̂ ascending, dealt out in the order of Λ; what a short run lacks is its zeros
         largest = rows["largest"].double()[:, -eigenvalues.shape[1] :]
         eigenvalues = torch.empty_like(largest).scatter_(1, eigenvalues.argsort(dim=1), largest)
-    terms = torch.tensor(spectrum, dtype=torch.float64, device=like.device).unbind()
-    s = effective(eigenvalues, *terms)
+    s = effective(eigenvalues, spectrum, function)
     if basis is not None and eigenvalues.shape[1] > k:  # leave out the eigenvectors that lie where the run has ended
         inside = basis.square().sum(1).argsort(dim=1, descending=True)[:, :k]
         eigenvalues = eigenvalues.gather(1, inside)
     return Operator(s, basis, eigenvalues.clamp(min=0) / spectrum.correction)
-
-
-def decompose(kernel: Kernel, packed: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
-    """Λ [num_blocks, n], in no order, and U [num_blocks, n, n] (None for n = 1) of packed semidefinite matrices.
-
-    A kernel that refreshes a kept basis does just that: here for a step that changes no V and moves nothing.
-    """
-    if n == 1:
-        return packed, None
-    num_blocks, still = packed.shape[0], packed.new_zeros(packed.shape[0], 1, n)
-    place = Place(
-        n=n,
-        x=still.clone(),
-        m=None,
-        second_moment=packed.clone().unsqueeze(1),
-        largest=None,
-        basis=packed.new_empty(tiled_shape(n, num_blocks, n * n)),
-        eigenvalues=packed.new_empty(tiled_shape(n, num_blocks, n)),
-    )
-    coefficients = Coefficients(
-        descent=Descent(sign=1.0, coupled=0.0, shrink=1.0),
-        first=FirstMoment(beta=0.0, correction=1.0),
-        second=SecondMoment(decay=1.0, weight=0.0, correction=1.0),
-        spectrum=Spectrum(lr=0.0, correction=1.0, damping=1.0),
-    )
-    kernel.step_({place.batch: [Segment(place, still, True, coefficients)]})
-    assert place.eigenvalues is not None
-    assert place.basis is not None
-    return by_block(place.eigenvalues, num_blocks), by_block(place.basis, num_blocks).view(num_blocks, n, n)

@@ -1,17 +1,28 @@
-"""What a kernel is given, and what it promises."""
+"""What a kernel is given, and what it promises.
+
+    Batch     blocks of one size, dtype, device and spectral function: what one call takes
+    Place     where some of them lie, kept while nothing moves
+    Segment   a place, and what one step brings: gradient, coefficients
+    Change    a step that is computed or made ready, and not yet written
+
+A step has two phases. `Kernel.prepare` may raise and changes nothing; `Change.write_` changes everything and cannot
+raise. So a step that fails leaves parameters and state as they were, whichever kernels took part in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, get_type_hints
 
 import torch
 from torch import Tensor
 
 from blockadapt.moments import FirstMoment, SecondMoment
-from blockadapt.spectrum import Spectrum
+from blockadapt.spectrum import INVERSE_ROOT, SpectralFunction, Spectrum
 
 
 class Descent(NamedTuple):
@@ -32,16 +43,31 @@ class Coefficients(NamedTuple):
 
     @property
     def terms(self) -> tuple[float, ...]:
-        """All of them in a row, in the order of the NamedTuples."""
+        """All of them in a row, in the order of `TERMS`."""
         return (*self.descent, *self.first, *self.second, *self.spectrum)
+
+    @classmethod
+    def of(cls, terms: Iterable[Any]) -> Coefficients:
+        """The inverse of `terms`. Columns of tensors may stand for the numbers."""
+        rest = iter(terms)
+        return cls(*(stage(*islice(rest, len(stage._fields))) for stage in _STAGES))
+
+
+_STAGES: tuple[Any, ...] = tuple(get_type_hints(Coefficients).values())
+
+TERMS = tuple(
+    f"{name}.{term}" for name, stage in zip(Coefficients._fields, _STAGES, strict=True) for term in stage._fields
+)
+"""The name of each of the `terms`, such as "spectrum.damping": where a table of terms has its columns."""
 
 
 class Batch(NamedTuple):
-    """What one kernel call takes: every block of this size, dtype and device, whatever parameter it is from."""
+    """Blocks that go to a kernel together, whatever parameters they are from."""
 
     n: int
     dtype: torch.dtype
     device: torch.device
+    function: SpectralFunction
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +86,7 @@ class Place:
         largest: AMSGrad's Σ̂ [major, minor, n], ascending, updated in place; None without AMSGrad.
         basis: U kept between refreshes [tiles, n·n, TILE], rows of U one after another; None with `refresh_every=1`.
         eigenvalues: diag(Uᵀ V U) kept with it [tiles, n, TILE].
+        function: s(λ) of these blocks.
         offset: Elements from the parameter's first to the first of x.
     """
 
@@ -70,6 +97,7 @@ class Place:
     largest: Tensor | None
     basis: Tensor | None
     eigenvalues: Tensor | None
+    function: SpectralFunction = INVERSE_ROOT
     offset: int = 0
 
     def part(self, grad: Tensor) -> Tensor:
@@ -84,7 +112,7 @@ class Place:
     @cached_property
     def batch(self) -> Batch:
         """What these blocks are called with."""
-        return Batch(self.n, self.second_moment.dtype, self.x.device)
+        return Batch(self.n, self.second_moment.dtype, self.x.device, self.function)
 
     @cached_property
     def keeps(self) -> tuple[bool, bool, bool]:
@@ -108,10 +136,15 @@ class Segment(NamedTuple):
     coefficients: Coefficients
 
 
-Batches = Mapping[Batch, Sequence[Segment]]
+class Change(Protocol):
+    """A step made ready for all blocks of a batch."""
+
+    def write_(self) -> None:
+        """Take it: x, m, V and what else the places hold. It cannot raise: all that may fail lies behind it."""
+        ...
 
 
-class Kernel(Protocol):
+class Kernel(ABC):
     """Moves blocks: for each block of each segment
 
         g ← sign · grad + coupled · x
@@ -120,10 +153,34 @@ class Kernel(Protocol):
         x ← shrink · x − U diag(s(Λ)) Uᵀ m,    V = U Λ Uᵀ
 
     A kernel *applies* the spectral function s to m; it never forms an inverse root.
+
+    Example:
+        >>> from blockadapt.kernels.eigh import EighKernel
+        >>> class Watched(EighKernel):
+        ...     def prepare(self, batch, segments):
+        ...         print(f"{sum(s.place.num_blocks for s in segments)} blocks of {batch.n}")
+        ...         return super().prepare(batch, segments)
+        >>> weight = torch.nn.Parameter(torch.ones(20, 3))
+        >>> weight.grad = torch.ones(20, 3)
+        >>> BlockAdam([weight], backend=Watched()).step()
+        6 blocks of 10
     """
 
     name: str
+    """What people call it, in `backend=` and in records."""
 
-    def step_(self, batches: Batches) -> None:
-        """Do the whole step, or raise with nothing changed."""
-        ...
+    @abstractmethod
+    def takes(self, batch: Batch) -> bool:
+        """Whether this kernel can move such blocks here. Asked at every step, so it is to be quick."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch, segments: Sequence[Segment]) -> Change:
+        """Make the step of these segments ready. It may raise; it changes nothing that the segments hold."""
+
+    @abstractmethod
+    def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """V = U Λ Uᵀ for packed V [num_blocks, n(n+1)/2].
+
+        Returns:
+            Λ [num_blocks, n], in no order, and U [num_blocks, n, n].
+        """

@@ -4,61 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batches, Segment
+from blockadapt.kernels.contract import Batch, Coefficients, Kernel, Segment
 from blockadapt.kernels.layout import by_block, write_by_block_
 from blockadapt.moments import unpack, updated_second_moment
 from blockadapt.spectrum import effective
 
 
-class EighKernel:
+class EighKernel(Kernel):
     """One `eigh` over all blocks of a size. Everything is computed first and written last."""
 
     name = "eigh"
 
-    def step_(self, batches: Batches) -> None:
-        """See `Kernel.step_`."""
-        for change in [self.prepare(segments) for segments in batches.values()]:
-            change.write_()
+    def takes(self, batch: Batch) -> bool:
+        """Any blocks."""
+        return True
 
-    def prepare(self, segments: Sequence[Segment]) -> Change:
-        """Compute what the step changes in blocks of one size, and change nothing."""
-        places = [s.place for s in segments]
-        n = places[0].n
+    def prepare(self, batch: Batch, segments: Sequence[Segment]) -> EighChange:
+        """See `Kernel.prepare`."""
+        n, places = batch.n, [segment.place for segment in segments]
+        counts = [place.num_blocks for place in places]
         parts = [place.part(segment.grad) for place, segment in zip(places, segments, strict=True)]
         x, grad = _rows([place.x for place in places], n), _rows(parts, n)
-        terms = _terms(segments, grad)
-        sign, coupled, _, beta, _, decay, weight, _, *spectrum = terms  # Descent, FirstMoment, SecondMoment, Spectrum
+        descent, first, second, spectrum = _columns(segments, grad)
 
-        g = sign * grad + coupled * x
+        g = descent.sign * grad + descent.coupled * x
         old = [part if place.m is None else place.m for place, part in zip(places, parts, strict=True)]
-        m = torch.lerp(g, _rows(old, n), beta)
-        V = updated_second_moment(_rows([place.second_moment for place in places]), g, decay, weight)
+        m = torch.lerp(g, _rows(old, n), first.beta)
+        V = updated_second_moment(_rows([place.second_moment for place in places]), g, second.decay, second.weight)
 
-        eigenvalues, basis = _decompose(segments, V, g, decay, weight)
-        counts = [place.num_blocks for place in places]
+        eigenvalues, basis = _decompose(segments, V, g, second.decay, second.weight)
         adapted = list(eigenvalues.split(counts))
         largest: list[Tensor | None] = [None] * len(segments)
         for i, place in enumerate(places):
             if place.largest is not None:
                 adapted[i], largest[i] = _amsgrad(adapted[i], place.largest.reshape(-1, n))
 
-        s = effective(torch.cat(adapted), *spectrum)
+        s = effective(torch.cat(adapted), spectrum, batch.function)
         if basis is None:
             direction = s * m
         else:
             direction = (basis @ (s * (basis.mT @ m.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)).squeeze(-1)
         kept = basis.flatten(1) if basis is not None else torch.ones_like(m)
-        split = [list(t.split(counts)) for t in (direction, m, V, kept, eigenvalues)]
-        return Change(segments, *split, largest)  # type: ignore[call-arg]
+        new = [list(t.split(counts)) for t in (direction, m, V, kept, eigenvalues)]
+        for i, place in enumerate(places):  # as the places have them: what is written later makes no new tensor
+            k = place.x.shape[-1]
+            for rows in new[:2]:
+                rows[i] = rows[i][:, :k].reshape(place.x.shape)
+            new[2][i] = new[2][i].reshape(place.second_moment.shape)
+        return EighChange(segments, *new, largest)  # type: ignore[call-arg]
+
+    def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """See `Kernel.decompose`."""
+        return _eigh(unpack(packed, n))
 
 
 @dataclass(frozen=True)
-class Change:
+class EighChange:
     """The result of a step on blocks of one size, one entry a segment, not yet written."""
 
     segments: Sequence[Segment]
@@ -72,14 +79,13 @@ class Change:
     def write_(self) -> None:
         """Write it where the segments lie."""
         for i, (place, _, _, coefficients) in enumerate(self.segments):
-            k = place.x.shape[-1]
-            place.x.mul_(coefficients.descent.shrink).sub_(self.direction[i][:, :k].reshape(place.x.shape))
+            place.x.mul_(coefficients.descent.shrink).sub_(self.direction[i])
             if place.m is not None:
-                place.m.copy_(self.m[i][:, :k].reshape(place.m.shape))
-            place.second_moment.copy_(self.second_moment[i].reshape(place.second_moment.shape))
+                place.m.copy_(self.m[i])
+            place.second_moment.copy_(self.second_moment[i])
             largest = self.largest[i]
             if place.largest is not None and largest is not None:
-                place.largest.copy_(largest.reshape(place.largest.shape))
+                place.largest.copy_(largest.view(place.largest.shape))
             for kept, new in ((place.basis, self.basis[i]), (place.eigenvalues, self.eigenvalues[i])):
                 if kept is not None:
                     write_by_block_(kept, new)
@@ -93,12 +99,12 @@ def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
     return torch.cat(rows)
 
 
-def _terms(segments: Sequence[Segment], like: Tensor) -> tuple[Tensor, ...]:
-    """The coefficients of each block, as columns [num_blocks, 1], in the order of `Coefficients`."""
+def _columns(segments: Sequence[Segment], like: Tensor) -> Any:
+    """The coefficients of each block: `Coefficients` with columns [num_blocks, 1] for numbers."""
     table = [segment.coefficients.terms for segment in segments]
     counts = torch.tensor([s.place.num_blocks for s in segments])
     columns = torch.tensor(table, dtype=torch.float64).repeat_interleave(counts, dim=0).to(like)
-    return columns.unsqueeze(-1).unbind(1)
+    return Coefficients.of(columns.unsqueeze(-1).unbind(1))
 
 
 def _decompose(

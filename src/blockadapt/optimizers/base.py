@@ -19,7 +19,7 @@ from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.storage import WIDTHS, block_state_names, state_shape
 from blockadapt.optimizers.update import Places, State, Update
 from blockadapt.partition import MAX_BLOCK, IndexGroups, Partition, index_groups, partition, require_grouping
-from blockadapt.spectrum import Spectrum, SpectrumClip, resolution_of
+from blockadapt.spectrum import INVERSE_ROOT, SpectralFunction, Spectrum, SpectrumClip, resolution_of
 from blockadapt.validation import (
     Described,
     refusal,
@@ -50,10 +50,13 @@ class BlockOptimizer(Optimizer):
 
     decouples_weight_decay: ClassVar[bool] = False
 
-    def __init__(self, params: Any, defaults: dict[str, Any], backend: str, process_group: Any) -> None:
+    spectral_function: ClassVar[SpectralFunction] = INVERSE_ROOT
+    """f in s(λ) = clip(f(λ̂), λₗ, λᵤ); a subclass may bring another."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any], backend: str | Kernel, process_group: Any) -> None:
         rule = "None (blocks are not shared among processes yet)"
         require(process_group is None, type(self).__name__, "process_group", rule, process_group)
-        self._kernel: Kernel = get_kernel(type(self).__name__, backend)
+        self.kernels = get_kernel(backend, type(self).__name__)
         self._backend = backend
         self._places = Places()
         super().__init__(params, {**defaults, "skipped_steps": 0})
@@ -97,10 +100,10 @@ class BlockOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._has_usable_gradients():
-            update = Update(self._places)
+            update = Update(self._places, self.spectral_function)
             for group in self.param_groups:
                 self._prepare(group, update)
-            update.apply_(self._kernel)
+            update.apply_(self.kernels)
         return loss
 
     def _prepare(self, group: Group, update: Update) -> None:
@@ -118,7 +121,7 @@ class BlockOptimizer(Optimizer):
             held: State = self.state.get(owner, {})
             step = steps_taken(held) + 1
             key = step, statistics_dtype(owner)
-            coefficients = known.get(key) or known.setdefault(key, self._coefficients(group, *key))
+            coefficients = known.get(key) or known.setdefault(key, self.coefficients(group, *key))
             cut = cut_of(group, params)
             closed = _is_closed(group, step)
             names = [] if closed else kept
@@ -138,7 +141,7 @@ class BlockOptimizer(Optimizer):
             else:
                 update.add_parameter(cut, owner, owner.grad, states[0], refresh, coefficients)
 
-    def _coefficients(self, group: Group, step: int, dtype: torch.dtype) -> Coefficients:
+    def coefficients(self, group: Group, step: int, dtype: torch.dtype) -> Coefficients:
         """All numbers of this group's step number `step`, for statistics of this dtype."""
         lr = float(group["lr"])
         decay, decoupled = float(group["weight_decay"]), self.decouples_weight_decay
@@ -301,7 +304,7 @@ class BlockOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         checkpoint.unshield_(state["state"])
         super().__setstate__(state)
-        self._kernel = get_kernel(type(self).__name__, self._backend)
+        self.kernels = get_kernel(self._backend, type(self).__name__)
         self._places = Places()
 
     def state_dict(self) -> dict[str, Any]:

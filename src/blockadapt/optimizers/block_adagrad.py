@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from blockadapt.kernels import Kernel
 from blockadapt.moments import FirstMoment, SecondMoment, average, first_moment
 from blockadapt.optimizers.base import BlockOptimizer, Group
 from blockadapt.partition import Grouping
@@ -48,7 +49,7 @@ class BlockAdagrad(BlockOptimizer):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
-        backend: str = "auto",
+        backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
         defaults = {
@@ -112,7 +113,7 @@ class BlockAdaFom(BlockAdagrad):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
-        backend: str = "auto",
+        backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
         defaults = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockadapt.kernels import Kernel
 from blockadapt.moments import FirstMoment, SecondMoment, first_moment, running_mean
 from blockadapt.optimizers.base import BlockOptimizer, Group
 from blockadapt.partition import Grouping
@@ -67,7 +68,7 @@ class BlockAdam(BlockOptimizer):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
-        backend: str = "auto",
+        backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
         defaults = {
@@ -129,7 +130,7 @@ class BlockAdamW(BlockAdam):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
-        backend: str = "auto",
+        backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
         super().__init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockadapt.kernels import Kernel
 from blockadapt.moments import SecondMoment, running_mean
 from blockadapt.optimizers.base import BlockOptimizer, Group
 from blockadapt.partition import Grouping
@@ -48,7 +49,7 @@ class BlockRMSprop(BlockOptimizer):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
-        backend: str = "auto",
+        backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
         defaults = {

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Batch, Coefficients, Kernel, Place, Segment
+from blockadapt.kernels import Batch, Coefficients, Dispatcher, Place, Segment
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.storage import segment_states
 from blockadapt.partition import IndexGroups, Partition
+from blockadapt.spectrum import SpectralFunction
 
 State = dict[str, Any]
 
@@ -23,12 +24,12 @@ class Places:
     def __init__(self) -> None:
         self._held: dict[Tensor, tuple[object, list[Place] | None]] = {}
 
-    def get(self, cut: Partition, param: Tensor, state: State) -> list[Place] | None:
+    def get(self, cut: Partition, param: Tensor, state: State, function: SpectralFunction) -> list[Place] | None:
         """Of each segment of a parameter; made again if any of it has moved. None if its strides do not allow views."""
         known = (cut, param.data_ptr(), param.stride(), *map(Tensor.data_ptr, state.values()), len(state))
         held = self._held.get(param)
         if held is None or held[0] != known:
-            held = self._held[param] = (known, _places(cut, param.detach(), state))
+            held = self._held[param] = (known, _places(cut, param.detach(), state, function))
         return held[1]
 
     def drop(self, param: Tensor) -> None:
@@ -36,13 +37,20 @@ class Places:
         self._held.pop(param, None)
 
 
-def _places(cut: Partition, x: Tensor, state: State) -> list[Place] | None:
+def _places(cut: Partition, x: Tensor, state: State, function: SpectralFunction) -> list[Place] | None:
     coordinates = cut.views(x)
     if coordinates is None:
         return None
     m = cut.views(state["exp_avg"]) if "exp_avg" in state else None
     return [
-        Place(cut.n, part, m[i] if m else None, **kept, offset=int(part.storage_offset() - x.storage_offset()))
+        Place(
+            cut.n,
+            part,
+            m[i] if m else None,
+            **kept,
+            function=function,
+            offset=int(part.storage_offset() - x.storage_offset()),
+        )
         for i, (part, kept) in enumerate(zip(coordinates, segment_states(cut, state), strict=True))
     ]
 
@@ -52,6 +60,7 @@ class Update:
     """Collects what a step is to do; `apply_` does it."""
 
     places: Places
+    function: SpectralFunction
     batches: dict[Batch, list[Segment]] = field(default_factory=dict)
     scaled: list[tuple[Tensor, Tensor, Tensor | None, Coefficients]] = field(default_factory=list)
     counters: list[Tensor] = field(default_factory=list)
@@ -75,10 +84,10 @@ class Update:
     ) -> None:
         """Add all blocks of a parameter that is cut by a named grouping."""
         dtype = statistics_dtype(param)
-        places = self.places.get(cut, param, state) if param.dtype == grad.dtype == dtype else None
+        places = self.places.get(cut, param, state, self.function) if param.dtype == grad.dtype == dtype else None
         if places is None:
             x, grad = self.stage(param, grad, dtype)
-            places = _places(cut, x, state)
+            places = _places(cut, x, state, self.function)
             assert places is not None  # staged tensors are contiguous
         elif grad.stride() != param.stride() and not (grad.is_contiguous() and param.is_contiguous()):
             grad = torch.empty_strided(param.shape, param.stride(), dtype=dtype, device=grad.device).copy_(grad)
@@ -110,7 +119,7 @@ class Update:
         moved: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for (n, table), kept in zip(groups.tables.items(), segment_states(groups, states[0]), strict=True):
             index = table.to(device).unsqueeze(1)
-            place = Place(n, x[index], m[index] if m is not None else None, **kept)
+            place = Place(n, x[index], m[index] if m is not None else None, **kept, function=self.function)
             self.add(Segment(place, g[index], refresh, coefficients))
             moved.append((index, place.x, place.m))
 
@@ -141,12 +150,14 @@ class Update:
         x, g = (param.detach(), grad) if param.dtype == grad.dtype == dtype else self.stage(param, grad, dtype)
         self.scaled.append((x, g, state.get("exp_avg"), coefficients))
 
-    def apply_(self, kernel: Kernel) -> None:
+    def apply_(self, kernels: Dispatcher) -> None:
         """Do the step."""
         scaled = _by_coefficients(self.scaled)
         # New tensors are made before anything is written: memory may run out.
+        changes = kernels.prepare(self.batches)
         gradients = [_descent(entries, coefficients) for coefficients, entries in scaled.items()]
-        kernel.step_(self.batches)
+        for change in changes:
+            change.write_()
         for (coefficients, entries), gs in zip(scaled.items(), gradients, strict=True):
             _scaled_step_(entries, gs, coefficients)
         if self.counters:

@@ -1,229 +1,87 @@
-"""The fast kernel's other half: segments in, tiles out to threads, and what did not converge to `eigh`."""
+"""The fast kernel: which blocks it takes, and its side of the contract. Numba is imported at the first step."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batch, Batches, Coefficients, Place, Segment
-from blockadapt.kernels.cpu import step as tiles
-from blockadapt.kernels.cpu.compilation import compiled
-from blockadapt.kernels.cpu.threads import run_on_threads
-from blockadapt.kernels.eigh import EighKernel
-from blockadapt.kernels.layout import MAX_BLOCK, TILE
+from blockadapt.kernels.contract import Batch, Coefficients, Descent, Kernel, Place, Segment
+from blockadapt.kernels.layout import MAX_BLOCK, by_block, tiled_shape
+from blockadapt.moments import FirstMoment, SecondMoment
+from blockadapt.spectrum import INVERSE_ROOT, InverseRoot, Spectrum
 
 
-class NumbaKernel:
-    """Blocks of up to 64 on the CPU, float32 and float64, in SIMD lanes; everything else through `eigh`."""
+class NumbaKernel(Kernel):
+    """Blocks of up to 64 on the CPU, float32 and float64, in SIMD lanes."""
 
     name = "numba"
 
     def __init__(self) -> None:
-        self._eigh = EighKernel()
-        self._orders: dict[tuple[object, ...], _Order] = {}
+        self._orders: dict[tuple[object, ...], Any] = {}
 
-    def step_(self, batches: Batches) -> None:
-        """See `Kernel.step_`."""
-        others = [segments for batch, segments in batches.items() if not _in_tiles(batch)]
-        changes = [self._eigh.prepare(segments) for segments in others]  # may raise; tiles cannot
-        orders = [
-            self._order(batch, alike)
-            for batch, segments in batches.items()
-            if _in_tiles(batch)
-            for alike in _alike(segments)
-        ]
-        for order, segments in orders:
-            self._redo_(order.carry_out_(segments))
-        for change in changes:
-            change.write_()
+    def takes(self, batch: Batch) -> bool:
+        """Blocks of up to 64 whose spectral function has a form for lanes, where Numba can be imported."""
+        small = batch.n <= MAX_BLOCK and batch.device.type == "cpu" and batch.dtype in (torch.float32, torch.float64)
+        return small and _has_lanes_form(batch) and _work() is not None
 
-    def _order(self, batch: Batch, segments: Sequence[Segment]) -> tuple[_Order, Sequence[Segment]]:
+    def prepare(self, batch: Batch, segments: Sequence[Segment]) -> NumbaChange:
+        """See `Kernel.prepare`."""
+        return NumbaChange([self._order(batch, alike) for alike in _work().alike(segments)])
+
+    def _order(self, batch: Batch, segments: Sequence[Segment]) -> tuple[Any, Sequence[Segment]]:
         """The order that moves these segments, made ready; the one of an earlier step if they lie where they lay."""
         places = [segment.place for segment in segments]
         key = batch, places[0].keeps, segments[0].refresh
         order = self._orders.get(key)
         if order is None or not order.fits(places):
-            order = self._orders[key] = _Order(batch, places, segments[0].refresh)
+            order = self._orders[key] = _work().Order(batch, places, segments[0].refresh)
         order.fill_in_(segments)
         return order, segments
 
-    def _redo_(self, segments: Sequence[Segment]) -> None:
-        """Solve single blocks in float64 by `eigh`. Their moments are updated and their x is shrunk already.
-
-        Without m the gradient is formed again; no x has then been shrunk, for decay is either coupled or decoupled.
-        """
-        again = []
-        for place, grad, _, (descent, first, second, spectrum) in segments:
-            tensors: dict[str, Any] = {
-                name: tensor.double().contiguous() for name in _TENSORS if (tensor := getattr(place, name)) is not None
-            }
-            coefficients = Coefficients(
-                descent._replace(shrink=1.0),
-                first._replace(beta=0.0 if place.m is None else 1.0),
-                second._replace(decay=1.0, weight=0.0),
-                spectrum,
-            )
-            whole = place.part(grad).double().contiguous()
-            again.append(Segment(replace(place, **tensors, offset=0), whole, True, coefficients))
-        if again:
-            self._eigh.prepare(again).write_()
-        for segment, solved in zip(segments, again, strict=True):
-            for name in _TENSORS:
-                if (tensor := getattr(segment.place, name)) is not None:
-                    tensor.copy_(getattr(solved.place, name))
-
-
-_STRIDED = ("x", "m", "second_moment", "largest")
-_TENSORS = (*_STRIDED, "basis", "eigenvalues")
-
-
-_REALS = {torch.float32: np.float32, torch.float64: np.float64}
-
-
-def _in_tiles(batch: Batch) -> bool:
-    return batch.n <= MAX_BLOCK and batch.device.type == "cpu" and batch.dtype in _REALS
-
-
-def _alike(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Segments that keep the same state and do the same thing: one call each, and almost always one in all."""
-    together: dict[tuple[object, ...], list[Segment]] = {}
-    for segment in segments:
-        together.setdefault((segment.place.keeps, segment.refresh), []).append(segment)
-    return list(together.values())
-
-
-class _Order:
-    """The step of blocks that are alike: all that the threads read, kept from step to step.
-
-    It holds the places weakly, so that their memory is free as soon as nobody else wants it.
-    """
-
-    def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool) -> None:
-        real = _REALS[batch.dtype]
-        self._places = [weakref.ref(place) for place in places]
-        self._worker = _worker(real)
-        self._table = np.array([_row(place) for place in places], dtype=np.int64)
-        self._coefficients = np.empty((len(places), tiles.TERMS), dtype=real)
-        # A basis lies in tiles, which begin with its segment.
-        unit = 1 if places[0].basis is None else TILE
-        self._starts = np.array(
-            list(accumulate((-(-place.num_blocks // unit) * unit for place in places), initial=0)), dtype=np.int64
+    def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """See `Kernel.decompose`: a refresh of a kept basis, in a step that changes no V and moves nothing."""
+        num_blocks, still = packed.shape[0], packed.new_zeros(packed.shape[0], 1, n)
+        basis = packed.new_empty(tiled_shape(n, num_blocks, n * n))
+        eigenvalues = packed.new_empty(tiled_shape(n, num_blocks, n))
+        V = packed.clone().unsqueeze(1)
+        place = Place(n, still.clone(), None, V, None, basis, eigenvalues, INVERSE_ROOT)
+        coefficients = Coefficients(
+            descent=Descent(sign=1.0, coupled=0.0, shrink=1.0),
+            first=FirstMoment(beta=0.0, correction=1.0),
+            second=SecondMoment(decay=1.0, weight=0.0, correction=1.0),
+            spectrum=Spectrum(lr=0.0, correction=1.0, damping=1.0),
         )
-        self._failed = np.zeros(self._starts[-1], dtype=np.uint8)
-        self._threads = 0
-        order = {
-            tiles.TICKET: 0,
-            tiles.FAILURES: 0,
-            tiles.SIZE: batch.n,
-            tiles.SEGMENTS: len(places),
-            tiles.TABLE_AT: self._table.ctypes.data,
-            tiles.COEFFICIENTS_AT: self._coefficients.ctypes.data,
-            tiles.STARTS_AT: self._starts.ctypes.data,
-            tiles.FAILED_AT: self._failed.ctypes.data,
-            tiles.CHUNKS: 0,
-            tiles.CHUNKS_AT: 0,
-            tiles.SWEEPS: tiles.MAX_SWEEPS * batch.n,
-            tiles.KEPT: not refresh,
-        }
-        self._order = np.array([order[entry] for entry in range(tiles.ORDER)], dtype=np.int64)
-        self._at = self._order.ctypes.data
-
-    def fits(self, places: Sequence[Place]) -> bool:
-        """Whether it was made for these places."""
-        return len(places) == len(self._places) and all(
-            known() is place for known, place in zip(self._places, places, strict=True)
-        )
-
-    def fill_in_(self, segments: Sequence[Segment]) -> None:
-        """What each step brings anew; nothing is left then that could raise."""
-        size = self._coefficients.itemsize
-        self._table[:, tiles.GRAD] = [segment.grad.data_ptr() + size * segment.place.offset for segment in segments]
-        coefficients = segments[0].coefficients
-        one = all(segment.coefficients is coefficients for segment in segments)
-        self._coefficients[:] = coefficients.terms if one else [segment.coefficients.terms for segment in segments]
-        threads = torch.get_num_threads()
-        if threads != self._threads:
-            self._threads = threads
-            self._chunks = _chunks(-(-len(self._failed) // TILE), threads, least=4 if segments[0].place.n > 1 else 512)
-            self._order[tiles.CHUNKS] = len(self._chunks) - 1
-            self._order[tiles.CHUNKS_AT] = self._chunks.ctypes.data
-        self._order[tiles.TICKET] = self._order[tiles.FAILURES] = 0
-
-    def carry_out_(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Take the step; returns the blocks that did not converge, one segment each."""
-        run_on_threads(self._worker, self._at, min(self._threads, len(self._chunks) - 1))
-        if not self._order[tiles.FAILURES]:
-            return []
-        numbers = self._failed.nonzero()[0]
-        self._failed[:] = 0
-        return [_block(segments, self._starts, int(number)) for number in numbers]
+        if num_blocks:
+            NumbaKernel().prepare(place.batch, [Segment(place, still, True, coefficients)]).write_()
+        return by_block(eigenvalues, num_blocks), by_block(basis, num_blocks).view(num_blocks, n, n)
 
 
-def _chunks(tiles: int, threads: int, least: int) -> np.ndarray:
-    """Where the chunks begin that threads take: long ones first, to run through memory, then ever shorter ones.
+@dataclass(frozen=True)
+class NumbaChange:
+    """Orders that are ready to be carried out."""
 
-    So all threads finish together, also where one is slower than another.
-    """
-    starts = [0]
-    while (left := tiles - starts[-1]) > 0:
-        starts.append(starts[-1] + min(left, max(least, left // (2 * threads))))
-    return np.array(starts, dtype=np.int64)
+    orders: list[tuple[Any, Sequence[Segment]]]
 
-
-@lru_cache(maxsize=2)
-def _worker(real: Any) -> Any:
-    """The compiled function that a thread runs."""
-    return compiled(tiles.worker(real), real.__name__).ctypes
+    def write_(self) -> None:
+        """See `Change.write_`."""
+        for order, segments in self.orders:
+            _work().redo_(order.carry_out_(segments))
 
 
-def _row(place: Place) -> list[int]:
-    """A row of the segment table, in the order of its columns. Where the gradient lies is filled in later."""
-    size = place.x.element_size()
-
-    def strided(tensor: Tensor | None) -> tuple[int, ...]:
-        return (tensor.data_ptr(), *(stride * size for stride in tensor.stride())) if tensor is not None else (0,) * 4
-
-    def tiled(tensor: Tensor | None) -> int:
-        return 0 if tensor is None else tensor.data_ptr()
-
-    return [
-        *strided(place.x),
-        *strided(place.x),
-        *strided(place.m),
-        *strided(place.second_moment),
-        *strided(place.largest),
-        tiled(place.basis),
-        tiled(place.eigenvalues),
-        *place.x.shape[1:],
-        place.num_blocks,
-    ]
+@lru_cache(maxsize=1)
+def _work() -> Any:
+    """The module of compiled work; None where Numba cannot be imported."""
+    try:
+        return import_module("blockadapt.kernels.cpu.work")
+    except ImportError:
+        return None
 
 
-def _block(segments: Sequence[Segment], starts: np.ndarray, number: int) -> Segment:
-    """The segment that holds one block only."""
-    index = int(np.searchsorted(starts, number, side="right")) - 1
-    segment, within = segments[index], number - int(starts[index])
-    major, minor = divmod(within, segment.place.x.shape[1])
-    tile, lane = divmod(within, TILE)
-
-    def strided(tensor: Tensor) -> Tensor:
-        return tensor[major : major + 1, minor : minor + 1]
-
-    def tiled(tensor: Tensor) -> Tensor:
-        return tensor[tile : tile + 1, :, lane : lane + 1]
-
-    views: dict[str, Any] = {
-        name: strided(tensor) if name in _STRIDED else tiled(tensor)
-        for name in _TENSORS
-        if (tensor := getattr(segment.place, name)) is not None
-    }
-    offset = segment.place.offset + major * segment.place.x.stride(0) + minor * segment.place.x.stride(1)
-    return segment._replace(place=replace(segment.place, **views, offset=offset))
+def _has_lanes_form(batch: Batch) -> bool:
+    return type(batch.function) is InverseRoot or batch.function.lanes is not None

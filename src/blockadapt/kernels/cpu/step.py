@@ -19,6 +19,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from blockadapt.kernels.contract import TERMS as NAMES
 from blockadapt.kernels.cpu.eigensolver import (
     _four,
     ascends,
@@ -79,9 +80,12 @@ BASIS, EIGENVALUES = 20, 21
 # how many blocks lie side by side on the minor axis, coordinates in each, and blocks in all.
 MINOR, LENGTH, BLOCKS = 22, 23, 24
 TABLE = 25
-# Columns of the coefficient table, in the order of `Coefficients.terms`.
-SIGN, COUPLED, SHRINK, BETA1, _, DECAY, WEIGHT, _, LR, CORRECTION, DAMPING, LOWER, UPPER, RESOLUTION = range(14)
-TERMS = 14
+# Columns of the coefficient table.
+SIGN, COUPLED, SHRINK = (NAMES.index(f"descent.{name}") for name in ("sign", "coupled", "shrink"))
+BETA1, DECAY, WEIGHT = (NAMES.index(name) for name in ("first.beta", "second.decay", "second.weight"))
+LR, CORRECTION, DAMPING = (NAMES.index(f"spectrum.{name}") for name in ("lr", "correction", "damping"))
+LOWER, UPPER, RESOLUTION = (NAMES.index(f"spectrum.{name}") for name in ("lower", "upper", "resolution"))
+TERMS = len(NAMES)
 
 
 @jit

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from blockadapt import BlockAdam
-from blockadapt.kernels.cpu import kernel as numba_kernel
 from blockadapt.kernels.cpu import threads as threads_module
+from blockadapt.kernels.cpu import work
 
 DTYPES = [torch.float32, torch.float64]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
@@ -82,7 +82,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         numbers.append(threads)
         original(function, data, threads)
 
-    monkeypatch.setattr(numba_kernel, "run_on_threads", noting)
+    monkeypatch.setattr(work, "run_on_threads", noting)
     return numbers
 
 

@@ -1,0 +1,65 @@
+"""Which kernel moves which blocks: the first that takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from blockadapt.kernels.contract import Batch, Change, Kernel, Segment
+from blockadapt.kernels.cpu.kernel import NumbaKernel
+from blockadapt.kernels.eigh import EighKernel
+from blockadapt.spectrum import SpectralFunction
+from blockadapt.validation import refusal, require
+
+BACKENDS: Mapping[str, tuple[Callable[[], Kernel], ...]] = {
+    "auto": (NumbaKernel, EighKernel),
+    "eigh": (EighKernel,),
+    "numba": (NumbaKernel, EighKernel),
+}
+"""The kernels behind each name, in the order in which they are asked."""
+
+_NEEDS = {"numba": "numba"}
+"""The package that a backend cannot do without when it is asked for by name."""
+
+
+class Dispatcher:
+    """Hands every batch to the first of its kernels that takes it.
+
+    Example:
+        >>> [kernel.name for kernel in get_kernel("auto").kernels]
+        ['numba', 'eigh']
+    """
+
+    def __init__(self, kernels: Sequence[Kernel]) -> None:
+        self.kernels = tuple(kernels)
+
+    def kernel_for(self, batch: Batch) -> Kernel:
+        """The first kernel that takes this batch; the last of all, `eigh`, takes any."""
+        return next(kernel for kernel in self.kernels if kernel.takes(batch))
+
+    def prepare(self, batches: Mapping[Batch, Sequence[Segment]]) -> list[Change]:
+        """Every batch's change, or an exception, with nothing changed yet."""
+        return [self.kernel_for(batch).prepare(batch, segments) for batch, segments in batches.items()]
+
+    def decompose(self, packed: Tensor, n: int, function: SpectralFunction) -> tuple[Tensor, Tensor]:
+        """See `Kernel.decompose`; by the kernel that would move such blocks under this function."""
+        return self.kernel_for(Batch(n, packed.dtype, packed.device, function)).decompose(packed, n)
+
+
+def get_kernel(backend: str | Kernel, owner: str = "get_kernel") -> Dispatcher:
+    """The kernels behind a backend: a name of `BACKENDS`, or a kernel of the user's, which is asked before `eigh`.
+
+    Raises:
+        ValueError: There is no such backend.
+        ImportError: The backend is asked for by name, and the package behind it is not installed.
+    """
+    if isinstance(backend, Kernel):
+        return Dispatcher([backend, EighKernel()])
+    rule = f"one of {', '.join(map(repr, BACKENDS))}, or a Kernel"
+    require(isinstance(backend, str) and backend in BACKENDS, owner, "backend", rule, backend)
+    package = _NEEDS.get(backend)
+    if package is not None and find_spec(package) is None:
+        raise ImportError(refusal(owner, "backend", f"one whose package {package} is installed", backend))
+    return Dispatcher([make() for make in BACKENDS[backend]])
