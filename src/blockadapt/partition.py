@@ -13,6 +13,7 @@ rows and columns stay zero, so one parameter has one block size.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,7 @@ from blockadapt.moments import packed_length, statistics_dtype
 from blockadapt.validation import Described, require, require_choice, require_integer
 
 MAX_BLOCK = 4096
-"""Largest block: one more coordinate and a single V passes 32 MiB in float32."""
+"""Largest block: its V alone takes 32 MiB in float32, and LAPACK some ten seconds."""
 
 MAX_KERNEL = 64
 """A spatial convolution kernel with more coordinates than this is cut into runs of `block_size`."""
@@ -82,6 +83,16 @@ class IndexGroups:
         """Size and number of the blocks that go to a kernel together: all of one size."""
         return list(self.sizes.items())
 
+    @cached_property
+    def fingerprint(self) -> tuple[int, ...]:
+        """Four numbers that tell this cut from any other: blocks, coordinates, and a hash of who is where."""
+        digest = hashlib.sha256(b"".join(table.numpy().tobytes() for table in self.tables.values())).digest()
+        halves = (int.from_bytes(digest[i : i + 8], "little", signed=True) for i in (0, 8))
+        return len(self.groups), sum(map(len, self.groups)), *halves
+
+    def __str__(self) -> str:
+        return f"{len(self.groups)} explicit blocks"
+
     def require_cover(self, owner: str, total: int) -> None:
         """Raise ValueError unless the blocks name each of `total` coordinates exactly once."""
         seen = torch.zeros(total, dtype=torch.int64)
@@ -108,6 +119,7 @@ def _integers(group: Any) -> list[int] | None:
 
 
 Grouping = str | IndexGroups
+"""A rule, by name, or the blocks themselves."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,7 @@ class Partition:
 
     The parameter is read as a matrix [rows, columns]. `down` says whether runs go down a column (`"input"`) or along
     a row (all others). Blocks are ordered so that a slice of the parameter's first axis is a slice of its blocks.
+    `length` is the length of that first axis.
     """
 
     grouping: str
@@ -123,6 +136,30 @@ class Partition:
     columns: int
     n: int
     down: bool = False
+    length: int = 1
+
+    def __str__(self) -> str:
+        return f"runs of {self.n} {'down a column' if self.down else 'along a row'} of {self.extent}"
+
+    @cached_property
+    def fingerprint(self) -> tuple[int, ...]:
+        """Four numbers that tell this cut from any other."""
+        return self.n, int(self.down), self.extent, self.lines
+
+    def border(self, row: int) -> int | None:
+        """Blocks before this row of the parameter's first axis; None where the row begins within a block.
+
+        So the blocks of rows [first, last) are those from border(first) to border(last), and who holds only these rows
+        can hold only these blocks.
+        """
+        if row == self.length:
+            return self.num_blocks
+        if self.down:
+            run, within = divmod(row * self.extent // self.length, self.n)
+            return None if within else run * self.lines
+        line, coordinate = divmod(row * (self.lines * self.columns // self.length), self.columns)
+        run, within = divmod(coordinate, self.n)
+        return None if within else line * self.runs + run
 
     @cached_property
     def extent(self) -> int:
@@ -202,6 +239,10 @@ class Partition:
         return [grid[:, :full], grid[:, full:]] if short else [grid]
 
 
+Cut = Partition | IndexGroups
+"""What a grouping comes to: the blocks of one parameter, or of a whole param group."""
+
+
 def resolve(grouping: str, shape: Sequence[int]) -> str:
     """The grouping that a parameter of this shape gets: `"auto"` decided, vectors chunked, scalars diagonal."""
     if grouping in ("tensor", "diagonal", "chunk"):
@@ -222,7 +263,7 @@ def partition(shape: tuple[int, ...], grouping: str, block_size: int) -> Partiti
     numel = math.prod(shape)
 
     def cut(rows: tuple[int, ...], columns: int, n: int, down: bool = False) -> Partition:
-        return Partition(name, rows, columns, max(1, n), down)
+        return Partition(name, rows, columns, max(1, n), down, shape[0] if shape else 1)
 
     if name == "input":
         return cut((shape[0],), math.prod(shape[1:]), min(block_size, shape[0]), down=True)

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers import BlockAdam, BlockOptimizer
-from blockadapt.optimizers.base import Group, cut_of
 from blockadapt.optimizers.storage import block_state_names, state_shape
-from blockadapt.partition import index_groups, resolve
+from blockadapt.optimizers.unit import Unit
 
 
 @dataclass(frozen=True)
@@ -104,10 +103,10 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, **options:
         >>> print(plan(torch.nn.Linear(784, 10)))
         parameter  shape   grouping  blocks    state     flops a step
         ─────────────────────────────────────────────────────────────
-        weight     10×784  input     784 × 10  203.8 kB  4.9 M
-        bias       10      chunk     1 × 10    268 B     6.3 k
+        weight     10×784  input     784 × 10  203.9 kB  4.9 M
+        bias       10      chunk     1 × 10    300 B     6.3 k
         ─────────────────────────────────────────────────────────────
-        total      7,850             785 × 10  204.1 kB  4.9 M
+        total      7,850             785 × 10  204.2 kB  4.9 M
     """
     if isinstance(model_or_params, BlockOptimizer):
         if options:
@@ -117,7 +116,7 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, **options:
         params = model_or_params.named_parameters() if isinstance(model_or_params, nn.Module) else model_or_params
         groups = [dict(entry) if isinstance(entry, dict) else entry for entry in params]  # torch fills them in
         optimizer = BlockAdam(groups, **options)
-    rows = [row for index, group in enumerate(optimizer.param_groups) for row in _rows(optimizer, group, index)]
+    rows = [_row(optimizer, unit) for unit in optimizer.units()]
     return Plan(rows, sum(p.numel() for group in optimizer.param_groups for p in group["params"]))
 
 
@@ -130,29 +129,19 @@ def block_flops(n: int) -> int:
     return 12 if n == 1 else round(3 * n * (n + 1) / 2 + 16 * n**3 / 3 + 8 * n * n)
 
 
-def _rows(optimizer: BlockOptimizer, group: Group, index: int) -> Iterable[PlanRow]:
-    names = group.get("param_names") or [f"{index}.{i}" for i in range(len(group["params"]))]
-    if index_groups(group["grouping"], group["params"]) is not None:
-        grouping = "joint" if group["grouping"] == "joint" else "explicit"
-        numel = sum(p.numel() for p in group["params"])
-        yield _row(optimizer, group, f"{names[0]} … {names[-1]}", (numel,), grouping, group["params"])
-        return
-    for name, param in zip(names, group["params"], strict=True):
-        yield _row(optimizer, group, name, tuple(param.shape), resolve(group["grouping"], param.shape), [param])
-
-
-def _row(
-    optimizer: BlockOptimizer, group: Group, name: str, shape: tuple[int, ...], grouping: str, params: Sequence[Tensor]
-) -> PlanRow:
+def _row(optimizer: BlockOptimizer, unit: Unit) -> PlanRow:
+    params, group, sizes = unit.params, unit.group, unit.cut.sizes
+    shape = (sum(p.numel() for p in params),) if unit.spans else tuple(unit.owner.shape)
     if not any(p.requires_grad or p.grad is not None for p in params):
-        return PlanRow(name, shape, "frozen", {}, 0, 0)
-    cut = cut_of(group, params)
-    sizes, names = cut.sizes, block_state_names(group.get("amsgrad", False), group["refresh_every"])
-    numbers = sum(math.prod(state_shape(name, cut)) for name in names)
+        return PlanRow(unit.name, shape, "frozen", {}, 0, 0)
+    names = block_state_names(group.get("amsgrad", False), group["refresh_every"])
+    numbers = sum(math.prod(state_shape(name, unit.cut)) for name in names)
     if optimizer.averages_gradient:
         numbers += sum(p.numel() for p in params)
-    state_bytes = numbers * statistics_dtype(params[0]).itemsize + 8 * len(params)  # and a step counter each
-    return PlanRow(name, shape, grouping, sizes, state_bytes, sum(count * block_flops(n) for n, count in sizes.items()))
+    counts = len(params) + len(unit.cut.fingerprint)  # a step counter each, and how the blocks are cut
+    state_bytes = numbers * statistics_dtype(unit.owner).itemsize + 8 * counts
+    flops = sum(count * block_flops(n) for n, count in sizes.items())
+    return PlanRow(unit.name, shape, unit.grouping, sizes, state_bytes, flops)
 
 
 def _sizes(sizes: dict[int, int]) -> str:

@@ -93,6 +93,14 @@ class SpectralFunction:
 
     A user's own needs the torch form alone, and then runs through `eigh`. With a form for lanes the CPU kernel
     compiles it in. Either gets λ̂ ≥ 0, floored and unbiased already; clipping comes after it.
+
+    Example:
+        >>> class FourthRoot(SpectralFunction):
+        ...     def torch(self, eigenvalues, lr, damping):
+        ...         return lr / (eigenvalues**0.25 + damping)
+        >>> class BlockAdamFourthRoot(BlockAdam):
+        ...     spectral_function = FourthRoot()
+        >>> optimizer = BlockAdamFourthRoot(torch.nn.Linear(784, 10).parameters(), lr=1e-3)
     """
 
     lanes: ClassVar[Callable[[Any, Any, Any], Any] | None] = None

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -27,6 +28,14 @@ def require(ok: bool, owner: str, argument: str, rule: str, value: object) -> No
     """Raise ValueError with the one sentence unless `ok`."""
     if not ok:
         raise ValueError(refusal(owner, argument, rule, value))
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers lie where its strides say.
+
+    A sparse tensor, or a subclass that dispatches by itself, keeps them elsewhere.
+    """
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__ and tensor.layout is torch.strided
 
 
 def is_number(value: object) -> bool:

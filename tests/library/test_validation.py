@@ -385,7 +385,7 @@ def test_a_sparse_gradient_is_named_once(cls: type[BlockOptimizer]) -> None:
     optimizer = cls([parameter(2), *words.parameters()])
     words(torch.tensor([1])).sum().backward()
     message = f"{cls.__name__}: `grad` must be dense (for parameter 1 of group 0 (shape (4, 3))), got torch.sparse_coo."
-    with pytest.raises(ValueError, match=exactly(message)):
+    with pytest.raises(RuntimeError, match=exactly(message)):
         optimizer.step()
 
 

@@ -181,9 +181,9 @@ def param_bits(params: Iterable[Tensor]) -> list[bytes]:
 
 
 def state_bits(optimizer: BlockOptimizer) -> list[dict[str, tuple[Any, ...]]]:
-    """The state of each parameter in order; {} where there is none."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    states = [optimizer.state.get(p, {}) for p in params]
+    """The state of each parameter in order, by block as a checkpoint has it; {} where there is none."""
+    saved = optimizer.state_dict()
+    states = [saved["state"].get(key, {}) for group in saved["param_groups"] for key in group["params"]]
     return [{name: (v.dtype, tuple(v.shape), bits(v)) for name, v in sorted(state.items())} for state in states]
 
 

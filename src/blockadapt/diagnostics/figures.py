@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockadapt.diagnostics.operators import BlockState, Operator, Unit, applied
+from blockadapt.diagnostics.operators import BlockState, Operator, applied, block_state, latest_coefficients, parts
 from blockadapt.kernels import Coefficients, Dispatcher
 from blockadapt.optimizers import BlockOptimizer
+from blockadapt.optimizers.unit import Unit
 from blockadapt.spectrum import INVERSE_ROOT, Spectrum
 
 CHUNK = 2**19
@@ -66,16 +67,16 @@ class Before(NamedTuple):
 
 def measure(optimizer: BlockOptimizer, unit: Unit, before: Before) -> Figures:
     """What the step just taken did to a unit."""
-    now = unit.coefficients(optimizer)
+    now = latest_coefficients(optimizer, unit)
     assert now is not None
-    state = unit.block_state(optimizer)
-    parts = [
+    state = block_state(optimizer, unit)
+    looks = [
         _look(optimizer, now, before.spectrum, *chunk)
-        for g, kept in unit.parts(_gradients(unit, before.x, now), state, before.state)
+        for g, kept in parts(unit, _gradients(unit, before.x, now), state, before.state)
         for chunk in _chunks(g, *kept)
     ]
     moved = [(p.detach().double() - x.double()).norm().item() for p, x in zip(unit.params, before.x, strict=True)]
-    return {**joined(parts), "step_norm": math.hypot(*moved)}
+    return {**joined(looks), "step_norm": math.hypot(*moved)}
 
 
 def _gradients(unit: Unit, x: Sequence[Tensor], now: Coefficients) -> list[Tensor]:

@@ -11,78 +11,52 @@ from torch import Tensor
 from blockadapt.kernels import Coefficients, Dispatcher
 from blockadapt.moments import packed_length, statistics_dtype
 from blockadapt.optimizers import BlockOptimizer
-from blockadapt.optimizers.base import Group, cut_of, steps_taken
-from blockadapt.optimizers.storage import WIDTHS, state_rows
-from blockadapt.partition import IndexGroups, index_groups
+from blockadapt.optimizers.storage import WIDTHS, state_rows, steps_taken
+from blockadapt.optimizers.unit import Unit
+from blockadapt.partition import IndexGroups
 from blockadapt.spectrum import SpectralFunction, Spectrum, effective
 
 BlockState = Mapping[str, Tensor]
 """The state tensors of blocks by their names in `WIDTHS`; empty before the first step and once the clip has closed."""
 
 
-@dataclass(frozen=True)
-class Unit:
-    """What keeps its blocks together: one parameter, or all parameters of a group whose blocks span them.
+def block_state(optimizer: BlockOptimizer, unit: Unit) -> BlockState:
+    """What a unit's blocks keep now."""
+    state = optimizer.state.get(unit.owner, {})
+    return {name: state[name] for name in WIDTHS if name in state}
 
-    Attributes:
-        key: "group.position" of the owner, the parameter that keeps the blocks' state.
-        name: What rows call it.
-        group: Its param group.
-        params: Its parameters, the owner first.
+
+def latest_coefficients(optimizer: BlockOptimizer, unit: Unit) -> Coefficients | None:
+    """The numbers of a unit's latest step, under the group's present options; None before its first step."""
+    step = steps_taken(optimizer.state.get(unit.owner, {}))
+    return optimizer.coefficients(unit.group, step, statistics_dtype(unit.owner)) if step else None
+
+
+def parts(unit: Unit, tensors: Sequence[Tensor], *states: BlockState) -> Iterator[tuple[Tensor, list[BlockState]]]:
+    """All blocks of a unit with runs of one length k at a time.
+
+    Args:
+        unit: The unit.
+        tensors: One for each parameter, of its shape.
+        *states: Block states at one time or another.
+
+    Yields:
+        The coordinates of `tensors` [num_blocks, k], and with them each state as rows [num_blocks, width].
     """
-
-    key: str
-    name: str
-    group: Group
-    params: Sequence[Tensor]
-
-    def block_state(self, optimizer: BlockOptimizer) -> BlockState:
-        """The state of its blocks as it is now."""
-        state = optimizer.state.get(self.params[0], {})
-        return {name: state[name] for name in WIDTHS if name in state}
-
-    def coefficients(self, optimizer: BlockOptimizer) -> Coefficients | None:
-        """The numbers of its latest step, under the group's present options; None before its first step."""
-        step = steps_taken(optimizer.state.get(self.params[0], {}))
-        if not step:
-            return None
-        return optimizer.coefficients(self.group, step, statistics_dtype(self.params[0]))
-
-    def parts(self, tensors: Sequence[Tensor], *states: BlockState) -> Iterator[tuple[Tensor, list[BlockState]]]:
-        """All blocks with runs of one length k at a time.
-
-        Args:
-            tensors: One for each parameter, of its shape.
-            *states: Block states at one time or another.
-
-        Yields:
-            The coordinates of `tensors` [num_blocks, k], and with them each state as rows [num_blocks, width].
-        """
-        cut = cut_of(self.group, self.params)
-        if isinstance(cut, IndexGroups):
-            flat = torch.cat([tensor.flatten() for tensor in tensors])
-            coordinates = [flat[table.to(flat.device)] for table in cut.tables.values()]
-        else:
-            coordinates = [view.flatten(0, 1) for view in cut.views(tensors[0].contiguous()) or ()]
-        rows = [{name: state_rows(name, cut, t) for name, t in state.items()} for state in states]
-        for i, part in enumerate(coordinates):
-            yield part, [{name: parts[i] for name, parts in state.items()} for state in rows]
+    cut = unit.cut
+    if isinstance(cut, IndexGroups):
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        coordinates = [flat[table.to(flat.device)] for table in cut.tables.values()]
+    else:
+        coordinates = [view.flatten(0, 1) for view in cut.views(tensors[0].contiguous()) or ()]
+    rows = [{name: state_rows(name, cut, t) for name, t in state.items()} for state in states]
+    for i, part in enumerate(coordinates):
+        yield part, [{name: parts[i] for name, parts in state.items()} for state in rows]
 
 
-def units(optimizer: BlockOptimizer) -> Iterator[Unit]:
-    """All units of an optimizer that have coordinates."""
-    for index, group in enumerate(optimizer.param_groups):
-        params = group["params"]
-        keys = [f"{index}.{position}" for position in range(len(params))]
-        names = group.get("param_names") or keys
-        if index_groups(group["grouping"], params):
-            if any(param.numel() for param in params):
-                name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-                yield Unit(keys[0], name, group, params)
-            continue
-        for key, name, param in zip(keys, names, params, strict=True):
-            if param.numel():
-                yield Unit(key, name, group, [param])
+def units_with_coordinates(optimizer: BlockOptimizer) -> list[Unit]:
+    """All units of an optimizer that have any."""
+    return [unit for unit in optimizer.units() if any(param.numel() for param in unit.params)]
 
 
 @dataclass(frozen=True)
@@ -121,7 +95,7 @@ def applied(
         kernels: Find eigenvectors where the state does not keep them.
         function: The f of its s.
         spectrum: The step's s.
-        rows: The state after the step, as from `Unit.parts`.
+        rows: The state after the step, as from `parts`.
         like: Coordinates [num_blocks, k] of the same blocks.
     """
     k = like.shape[1]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from blockadapt.diagnostics.figures import JOINS, Before, Figures, joined, measure
-from blockadapt.diagnostics.operators import units
+from blockadapt.diagnostics.operators import block_state, latest_coefficients, units_with_coordinates
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.spectrum import Spectrum
 from blockadapt.validation import Described, require, require_integer
@@ -117,11 +117,11 @@ class SpectrumRecorder:
     def _snapshot(self) -> dict[str, Before]:
         """All that the step will overwrite."""
         before = {}
-        for unit in units(self.optimizer):
+        for unit in units_with_coordinates(self.optimizer):
             spectrum = self._spectra.get(unit.key)
-            if spectrum is None and (coefficients := unit.coefficients(self.optimizer)):
+            if spectrum is None and (coefficients := latest_coefficients(self.optimizer, unit)):
                 spectrum = coefficients.spectrum
-            state = {name: tensor.clone() for name, tensor in unit.block_state(self.optimizer).items()}
+            state = {name: tensor.clone() for name, tensor in block_state(self.optimizer, unit).items()}
             before[unit.key] = Before([param.detach().clone() for param in unit.params], state, spectrum)
         return before
 
@@ -135,8 +135,8 @@ class SpectrumRecorder:
         if (self._step + 1) % self.every == 0:
             self._spectra = {
                 unit.key: coefficients.spectrum
-                for unit in units(optimizer)
-                if (coefficients := unit.coefficients(optimizer))
+                for unit in units_with_coordinates(optimizer)
+                if (coefficients := latest_coefficients(optimizer, unit))
             }
 
     def _has_gradients(self) -> bool:
@@ -144,7 +144,7 @@ class SpectrumRecorder:
 
     @torch.no_grad()
     def _record(self, before: Mapping[str, Before]) -> None:
-        moved = [unit for unit in units(self.optimizer) if any(param.grad is not None for param in unit.params)]
+        moved = [unit for unit in units_with_coordinates(self.optimizer) if unit.is_moved()]
         if moved:
             figures = [measure(self.optimizer, unit, before[unit.key]) for unit in moved]
             names = [unit.name if unit.name != TOTAL else unit.key for unit in moved]

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from blockadapt.errors import NonFiniteGradientError
 from blockadapt.kernels import Coefficients, Descent, Kernel, get_kernel
 from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
-from blockadapt.optimizers.storage import WIDTHS, block_state_names, state_shape
-from blockadapt.optimizers.update import Places, State, Update
-from blockadapt.partition import MAX_BLOCK, IndexGroups, Partition, index_groups, partition, require_grouping
+from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
+from blockadapt.optimizers.ranks import OneProcess, Ranks
+from blockadapt.optimizers.storage import State, all_in_form, block_state_names, shapes_of, steps_taken
+from blockadapt.optimizers.unit import Group, Unit, Units, describe, is_closed
+from blockadapt.optimizers.update import Update
+from blockadapt.partition import IndexGroups, require_grouping
 from blockadapt.spectrum import INVERSE_ROOT, SpectralFunction, Spectrum, SpectrumClip, resolution_of
 from blockadapt.validation import (
     Described,
+    is_plain,
     refusal,
     require,
     require_bool,
@@ -36,7 +37,6 @@ _FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend
 """Options that some optimizers of the family have in their param groups, and others do not."""
 
 Closure = Callable[[], Any]
-Group = dict[str, Any]
 
 
 class BlockOptimizer(Optimizer):
@@ -56,10 +56,15 @@ class BlockOptimizer(Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any], backend: str | Kernel, process_group: Any) -> None:
         rule = "None (blocks are not shared among processes yet)"
         require(process_group is None, type(self).__name__, "process_group", rule, process_group)
-        self.kernels = get_kernel(backend, type(self).__name__)
         self._backend = backend
-        self._places = Places()
+        self._set_up()
         super().__init__(params, {**defaults, "skipped_steps": 0})
+
+    def _set_up(self) -> None:
+        """Make what is not kept in a copy or a pickle."""
+        self.kernels = get_kernel(self._backend, type(self).__name__)
+        self._ranks: Ranks = OneProcess()
+        self._units = Units(self._require_options_of, self._require_cut_of)
 
     # What a subclass says ------------------------------------------------------------------------------------------
 
@@ -93,56 +98,55 @@ class BlockOptimizer(Optimizer):
 
         Raises:
             NonFiniteGradientError: A gradient is not finite, and the group has `on_nonfinite="raise"`.
-            ValueError: A gradient is sparse.
+            RuntimeError: A gradient is sparse.
+            ValueError: An option, a gradient or the state is not what a step can take; the message says which.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        units = self.units()
         if self._has_usable_gradients():
-            update = Update(self._places, self.spectral_function)
-            for group in self.param_groups:
-                self._prepare(group, update)
+            update = Update(self.spectral_function)
+            known: dict[tuple[int, int, torch.dtype], Coefficients] = {}
+            for unit in units:
+                if unit.is_moved():
+                    self._prepare(unit, update, known)
             update.apply_(self.kernels)
+            self._ranks.publish_()
         return loss
 
-    def _prepare(self, group: Group, update: Update) -> None:
-        """Put one param group's part of the step into `update`; changes nothing."""
-        spanning = index_groups(group["grouping"], group["params"])
-        active = [p for p in group["params"] if p.grad is not None]
-        if not active:
+    def units(self) -> list[Unit]:
+        """Its units of blocks. Options that were set since the last step are checked here."""
+        return self._units.of(self.param_groups)
+
+    def _prepare(self, unit: Unit, update: Update, known: dict[tuple[int, int, torch.dtype], Coefficients]) -> None:
+        """Put one unit's part of the step into `update`; changes nothing.
+
+        `known` has the coefficients that other units needed: parameters of a group are almost always at the same step.
+        """
+        group, held = unit.group, self.state.get(unit.owner, {})
+        step = self._steps_taken(unit, unit.owner) + 1
+        key = unit.index, step, statistics_dtype(unit.owner)
+        coefficients = known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:]))
+        closed = is_closed(group, step)
+        kept = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
+        states = self._states(unit, kept, update)
+        if closed:
+            for param, state in zip(unit.params, states, strict=True):
+                update.add_scaled(param, state, coefficients)
             return
-        kept = block_state_names(group.get("amsgrad", False), group["refresh_every"])
-        # Parameters of a group are almost always at the same step.
-        known: dict[tuple[int, torch.dtype], Coefficients] = {}
-        for params in [group["params"]] if spanning else [[p] for p in active]:
-            # Blocks keep their state with the first parameter; spanning blocks have several.
-            owner = params[0]
-            held: State = self.state.get(owner, {})
-            step = steps_taken(held) + 1
-            key = step, statistics_dtype(owner)
-            coefficients = known.get(key) or known.setdefault(key, self.coefficients(group, *key))
-            cut = cut_of(group, params)
-            closed = _is_closed(group, step)
-            names = [] if closed else kept
-            states = [self._state(p, update, cut, names if p is owner else ()) for p in params]
-            stale = [name for name in WIDTHS if name in held and name not in names]
-            if stale:  # the interval has closed, or an option was switched off
-                update.finish.append(partial(self._free, owner, stale))
-            if closed:
-                for param, state in zip(params, states, strict=True):
-                    update.add_scaled(param, param.grad, state, coefficients)
-                continue
-            # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
-            due = step <= max(cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
-            refresh = due or "basis" not in held
-            if isinstance(cut, IndexGroups):
-                update.add_group(cut, params, states, refresh, coefficients)
-            else:
-                update.add_parameter(cut, owner, owner.grad, states[0], refresh, coefficients)
+        # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
+        due = step <= max(unit.cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
+        refresh = due or not {"basis", "eigenvalues"} <= held.keys()
+        if unit.spans:
+            update.add_group(unit, states, refresh, coefficients)
+        else:
+            update.add_parameter(unit, states[0], refresh, coefficients)
 
     def coefficients(self, group: Group, step: int, dtype: torch.dtype) -> Coefficients:
         """All numbers of this group's step number `step`, for statistics of this dtype."""
+        require_lr(type(self).__name__, group["lr"])
         lr = float(group["lr"])
         decay, decoupled = float(group["weight_decay"]), self.decouples_weight_decay
         first, second = self._first_moment(group, step), self._second_moment(group, step)
@@ -166,57 +170,95 @@ class BlockOptimizer(Optimizer):
 
     # State ---------------------------------------------------------------------------------------------------------
 
-    def _state(self, param: Tensor, update: Update, cut: Partition | IndexGroups, names: Sequence[str]) -> State:
-        """The state of a parameter with all that this step needs; what is new is kept only if the step succeeds."""
-        state: State = self.state.get(param, {})
-        if not state or not all(name in state for name in names):
-            missing = self._missing(param, state, cut, names)
-            state = {**state, **missing}
-            update.finish.append(lambda: self.state[param].update(missing))
-        update.counters.append(state["step"])
-        return state
+    def _states(self, unit: Unit, kept: Sequence[str], update: Update) -> list[State]:
+        """The state of each parameter with all that this step needs, in the one form that kernels take.
 
-    def _missing(self, param: Tensor, held: State, cut: Partition | IndexGroups, names: Sequence[str]) -> State:
-        """What this step needs and the state does not hold: zeros."""
-        zeros = partial(torch.zeros, dtype=statistics_dtype(param), device=param.device)
-        missing: State = {}
-        if not held:
-            missing["step"] = torch.zeros((), dtype=torch.int64)
-            if self.averages_gradient:
-                missing["exp_avg"] = zeros(param.shape)
-        elif "second_moment" in names and "second_moment" not in held:
+        What is new, converted or no longer needed is put in place only if the step succeeds. While nothing has moved
+        since the step before, nothing is looked at again.
+        """
+        if unit.known is not None and unit.known == self._known(unit, kept):
+            states = [self.state[param] for param in unit.params]
+        else:
+            unit.forget_places()
+            states = [self._fitted(unit, param, kept if param is unit.owner else (), update) for param in unit.params]
+            update.finish.append(lambda: self._remember(unit, kept))
+        update.counters += [state["step"] for state in states]
+        return states
+
+    def _known(self, unit: Unit, kept: Sequence[str]) -> object:
+        """All that the form of a unit's state depends on."""
+        return kept, [
+            (_form(param), {name: _form(t) for name, t in self.state[param].items()}) for param in unit.params
+        ]
+
+    def _remember(self, unit: Unit, kept: Sequence[str]) -> None:
+        unit.known = self._known(unit, kept)
+
+    def _fitted(self, unit: Unit, param: Tensor, kept: Sequence[str], update: Update) -> State:
+        """The state of a parameter for this step; see `_states`.
+
+        Raises:
+            ValueError: The state does not fit the parameter or the options.
+            RuntimeError: The second moment was freed when the clip closed, and is needed now.
+        """
+        owner, whose = type(self).__name__, self._describe(unit, param)
+        self._require_writable(param, whose)
+        held = self.state.get(param, {})
+        shapes = shapes_of(param, unit.cut if param is unit.owner else None)
+        fitted = all_in_form(owner, whose, held, shapes, param, unit.cut)
+        needed = ["step"] + ["exp_avg"] * self.averages_gradient + (["cut", *kept] if kept else [])
+        for name in needed:
+            if name not in fitted:
+                fitted[name] = self._new(unit, param, name, shapes[name], held)
+        for name in [name for name in fitted if name not in needed]:  # closed, or an option was switched off
+            del fitted[name]
+
+        def keep() -> None:
+            state = self.state[param]
+            state.clear()
+            state.update(fitted)
+
+        update.finish.append(keep)
+        return fitted
+
+    def _new(self, unit: Unit, param: Tensor, name: str, shape: tuple[int, ...], held: State) -> Tensor:
+        """A state entry that is not there yet: zeros, or the cut's fingerprint."""
+        owner = type(self).__name__
+        if held and name == "second_moment":
             rule = "left closed once it has closed, because the second moment was freed then"
             value = Described(f"an open interval at step {steps_taken(held) + 1}")
-            raise RuntimeError(refusal(type(self).__name__, "clip", rule, value))
-        for name in names:
-            if name not in held:
-                missing[name] = zeros(state_shape(name, cut))
-        return missing
+            raise RuntimeError(refusal(owner, "clip", rule, value))
+        if held and name in ("step", "exp_avg"):
+            rule = f"whole, or deleted to begin anew (for {self._describe(unit, param)})"
+            raise ValueError(refusal(owner, "state", rule, Described(f"one without {name!r}")))
+        if name == "step":
+            return torch.zeros((), dtype=torch.int64)
+        if name == "cut":
+            return torch.tensor(unit.cut.fingerprint, dtype=torch.int64)
+        return self._ranks.zeros(param, shape, statistics_dtype(param))
 
-    def _free(self, param: Tensor, names: Sequence[str]) -> None:
-        for name in names:
-            del self.state[param][name]
-        self._places.drop(param)
+    def _require_writable(self, param: Tensor, whose: str) -> None:
+        """Raise unless a kernel may write into this parameter's memory."""
+        owner = type(self).__name__
+        rule = f"plain, dense, real floating-point tensors that own their numbers (for {whose})"
+        dense = is_plain(param) and param.layout is torch.strided and param.is_floating_point()
+        require(dense, owner, "params", rule, Described(f"{type(param).__name__} of {param.dtype}"))
+        apart = not param.is_neg() and torch._debug_has_internal_overlap(param) != 1
+        require(apart, owner, "params", rule, Described("one whose entries share memory or wait for a sign"))
+        require(not param.is_inference(), owner, "params", rule, Described("an inference tensor"))
 
-    def _expected_state(
-        self, group: Group, params: Sequence[Tensor], saved: Sequence[State | None]
-    ) -> list[dict[str, tuple[int, ...]]]:
-        """The names and shapes of the state of each parameter at the step where it was saved."""
-        shapes: list[dict[str, tuple[int, ...]]] = []
-        spanning = index_groups(group["grouping"], params)
-        for position, (param, state) in enumerate(zip(params, saved, strict=True)):
-            expected: dict[str, tuple[int, ...]] = {"step": ()}
-            if self.averages_gradient:
-                expected["exp_avg"] = tuple(param.shape)
-            count = state.get("step") if state else None
-            step = int(count) if isinstance(count, Tensor) and count.numel() == 1 else 0
-            closed = step > 0 and _is_closed(group, step)
-            if not closed and (position == 0 or not spanning):
-                cut = cut_of(group, params if spanning else [param])
-                for name in block_state_names(group.get("amsgrad", False), group["refresh_every"]):
-                    expected[name] = state_shape(name, cut)
-            shapes.append(expected)
-        return shapes
+    def _steps_taken(self, unit: Unit, param: Tensor) -> int:
+        count = self.state[param].get("step") if param in self.state else None
+        if count is None:
+            return 0
+        whole = isinstance(count, Tensor) and is_plain(count) and count.numel() == 1 and int(count) >= 0
+        rule = f"a count of steps (in the state of {self._describe(unit, param)})"
+        require(whole, type(self).__name__, "step", rule, count)
+        return int(count)
+
+    def _describe(self, unit: Unit, param: Tensor) -> str:
+        position = next(i for i, other in enumerate(unit.params) if other is param)
+        return describe(unit.group, unit.index, unit.position + position)
 
     @property
     def skipped_steps(self) -> int:
@@ -227,45 +269,58 @@ class BlockOptimizer(Optimizer):
         """Whether to step. Raises at what can never be used; a step to be skipped is counted."""
         owner, skip = type(self).__name__, False
         for index, group in enumerate(self.param_groups):
-            grads = []
-            for position, param in enumerate(group["params"]):
-                grad = param.grad
-                if grad is None:
-                    continue
-                if grad.layout != torch.strided:
-                    name = _parameter_name(group, index, position)
-                    raise ValueError(refusal(owner, "grad", f"dense (for {name})", grad.layout))
-                if grad.numel():
-                    grads.append(grad)
-            if group["on_nonfinite"] == "propagate" or not grads:
+            require_gradients(owner, group, index)
+            if group["on_nonfinite"] == "propagate":
                 continue
-            if _are_small(grads) or _largest_magnitude(grads) <= _gradient_limit(group["params"]):
+            coupled = 0.0 if self.decouples_weight_decay else float(group["weight_decay"])
+            if are_usable(group, coupled):
                 continue
             if group["on_nonfinite"] == "raise":
-                raise NonFiniteGradientError(_describe_nonfinite(owner, group, index))
+                raise unusable(owner, group, index, coupled)
             skip = True
-        if skip:
+        if self._ranks.agree(skip):
             for group in self.param_groups:
                 group["skipped_steps"] += 1
-        return not skip
+            return False
+        return True
 
     # torch.optim.Optimizer -----------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a param group; its options are checked before anything is kept."""
+        self._require_listed_once(param_group)
         before = len(self.param_groups)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        lr = group["lr"]
+        group.setdefault("base_lr", lr.clone() if isinstance(lr, Tensor) else lr)
         try:
-            self._require_group(group)
+            self.require_group(group)
         except Exception:
             del self.param_groups[before:]
             raise
-        lr = group["lr"]
-        group.setdefault("base_lr", lr.clone() if isinstance(lr, Tensor) else lr)
 
-    def _require_group(self, group: Group) -> None:
-        """Raise unless every option of this group is valid for its parameters."""
+    def _require_listed_once(self, param_group: Group) -> None:
+        """Raise at a parameter that a group lists twice: torch only warns, and its blocks would be moved twice."""
+        params = param_group.get("params") if isinstance(param_group, dict) else None
+        if isinstance(params, (Tensor, set)) or not isinstance(params, Iterable):
+            return  # torch has its own words for these
+        param_group["params"] = params = list(params)
+        listed: set[int] = set()
+        for position, entry in enumerate(params):
+            param = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
+            value = Described(f"entry {position} a second time")
+            require(id(param) not in listed, type(self).__name__, "params", "each parameter once", value)
+            listed.add(id(param))
+
+    def require_group(self, group: Group) -> None:
+        """Raise unless every option of this group is valid, and its parameters can be cut as they say."""
+        require_lr(type(self).__name__, group["lr"])
+        self._require_options_of(group)
+        self._require_cut_of(group)
+
+    def _require_options_of(self, group: Group) -> None:
+        """Raise unless every option of this group but lr is valid by itself."""
         owner = type(self).__name__
         for name in [name for name in group if name not in {*self.defaults, *_NOT_OPTIONS}]:
             # Other keys are the user's own; a slip in an option's name must not become one.
@@ -273,14 +328,13 @@ class BlockOptimizer(Optimizer):
             if nearest or name in _FAMILY_OPTIONS:
                 meant = f", did you mean `{nearest[0]}`?" if nearest and name not in _FAMILY_OPTIONS else "."
                 raise TypeError(f"{owner}: `{name}` is not an option of a param group{meant}")
-        require_lr(owner, group["lr"])
         require_number(owner, "eps", group["eps"], above=0)
         require_number(owner, "weight_decay", group["weight_decay"], least=0)
         self._require_options(group)
         clip = group["clip"]
         require(clip is None or isinstance(clip, SpectrumClip), owner, "clip", "a SpectrumClip or None", clip)
         rule = "> 0 where `clip` is set, because its bounds follow lr / base_lr"
-        require(clip is None or float(group["lr"]) > 0, owner, "lr", rule, group["lr"])
+        require(clip is None or float(group["base_lr"]) > 0, owner, "lr", rule, group["base_lr"])
         require_integer(owner, "refresh_every", group["refresh_every"], least=1)
         for name in ("amsgrad", "bias_correction", "maximize"):
             if name in self.defaults:
@@ -288,9 +342,14 @@ class BlockOptimizer(Optimizer):
         if "beta1_decay" in self.defaults:
             require_number(owner, "beta1_decay", group["beta1_decay"], above=0, most=1)
         require_choice(owner, "on_nonfinite", group["on_nonfinite"], ("raise", "skip", "propagate"))
+
+    def _require_cut_of(self, group: Group) -> None:
+        """Raise unless this group's parameters can be cut as its options say."""
+        owner = type(self).__name__
         for param in group["params"]:
             require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
             require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
+            require(is_plain(param), owner, "params", "plain tensors", Described(type(param).__name__))
         require_grouping(owner, group["grouping"], group["block_size"], group["params"])
         if isinstance(group["grouping"], IndexGroups) or group["grouping"] == "joint":
             kinds = {(statistics_dtype(p), p.device) for p in group["params"]}
@@ -304,19 +363,17 @@ class BlockOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         checkpoint.unshield_(state["state"])
         super().__setstate__(state)
-        self.kernels = get_kernel(self._backend, type(self).__name__)
-        self._places = Places()
+        self._set_up()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as tensors and plain data: `torch.load(weights_only=True)` reads it."""
-        state_dict = super().state_dict()
-        return {**state_dict, "param_groups": [checkpoint.plain(group) for group in state_dict["param_groups"]]}
+        """The state as tensors and plain data, blocks one after another: `torch.load(weights_only=True)` reads it."""
+        return checkpoint.written(f"{type(self).__name__}.state_dict", super().state_dict(), self.units())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, or raise ValueError with the reason and change nothing. Statistics keep their precision."""
 
         def checked(optimizer: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-            return checkpoint.fitted(self, loaded)
+            return checkpoint.fitted(f"{type(self).__name__}.load_state_dict", self, loaded)
 
         handle = self.register_load_state_dict_pre_hook(checked)  # the last one: it sees what other hooks made
         try:
@@ -325,58 +382,8 @@ class BlockOptimizer(Optimizer):
             handle.remove()
 
 
-def cut_of(group: Group, params: Sequence[Tensor]) -> Partition | IndexGroups:
-    """How the blocks are cut that live with params[0]: all of `params` where blocks may span them, else one."""
-    spanning = index_groups(group["grouping"], params)
-    return spanning or partition(params[0].shape, group["grouping"], group["block_size"])
-
-
-def steps_taken(state: State) -> int:
-    """Of a parameter with this state, which is empty before its first step."""
-    return int(state["step"]) if state else 0
-
-
-def _is_closed(group: Group, step: int) -> bool:
-    """Whether the clip's interval has closed, so that blocks keep nothing."""
-    clip: SpectrumClip | None = group["clip"]
-    return clip is not None and clip.is_closed(step)
-
-
-def _are_small(grads: Sequence[Tensor]) -> bool:
-    """Whether all are surely usable, found in one fast pass: Σ g² is in float32's range only if every g² is."""
-    if all(grad.is_cpu and grad.is_contiguous() for grad in grads):
-        flat = [grad.view(-1) for grad in grads]
-        squares = sum([float(torch.dot(g, g)) for g in flat])
-    else:  # one synchronisation for all
-        squares = float(torch.nn.utils.get_total_norm(grads).square())
-    return squares <= torch.finfo(torch.float32).max
-
-
-def _largest_magnitude(grads: Sequence[Tensor]) -> float:
-    """max |g| over all of them; NaN if any is NaN. One synchronisation."""
-    return float(torch.nn.utils.get_total_norm(grads, norm_type=math.inf))
-
-
-def _gradient_limit(params: Sequence[Tensor]) -> float:
-    """The |g| up to which the trace of g gᵀ is finite in the statistics' dtype, in a block of any size."""
-    smallest = min(torch.finfo(statistics_dtype(param)).max for param in params)
-    return math.sqrt(smallest / MAX_BLOCK)
-
-
-def _describe_nonfinite(owner: str, group: Group, index: int) -> str:
-    """Name the first parameter with such a gradient, and how many of its entries are bad."""
-    limit = _gradient_limit(group["params"])
-    for position, param in enumerate(group["params"]):
-        if param.grad is not None and (bad := int((~(param.grad.to(statistics_dtype(param)).abs() <= limit)).sum())):
-            name = _parameter_name(group, index, position)
-            return (
-                f"{owner}: the gradient of {name} has {bad} of {param.numel()} entries that are not finite or exceed "
-                f"{limit:.2g}; parameters and state are unchanged."
-            )
-    raise AssertionError("no gradient is bad")
-
-
-def _parameter_name(group: Group, index: int, position: int) -> str:
-    if "param_names" in group:
-        return repr(group["param_names"][position])
-    return f"parameter {position} of group {index} (shape {tuple(group['params'][position].shape)})"
+def _form(tensor: Any) -> object:
+    """Where a tensor lies and how it is to be read: if none of it has changed, what was checked still holds."""
+    if not isinstance(tensor, Tensor) or not is_plain(tensor):
+        return None
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_neg()

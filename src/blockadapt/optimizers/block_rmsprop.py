@@ -6,7 +6,8 @@ from typing import Any
 
 from blockadapt.kernels import Kernel
 from blockadapt.moments import SecondMoment, running_mean
-from blockadapt.optimizers.base import BlockOptimizer, Group
+from blockadapt.optimizers.base import BlockOptimizer
+from blockadapt.optimizers.unit import Group
 from blockadapt.partition import Grouping
 from blockadapt.spectrum import SpectrumClip
 from blockadapt.validation import require_beta

@@ -1,31 +1,68 @@
-"""States that leave and come back: as plain data, in full precision, and only if they fit."""
+"""States that leave and come back: as plain data, by block, in full precision, and only if they fit."""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor
 
-from blockadapt.moments import statistics_dtype
-from blockadapt.partition import IndexGroups, index_groups
+from blockadapt.optimizers.storage import (
+    WIDTHS,
+    State,
+    all_in_form,
+    from_blocks,
+    require_same_cut,
+    shapes_of,
+    steps_taken,
+    to_blocks,
+)
+from blockadapt.optimizers.unit import Group, Unit, is_closed, units_of
+from blockadapt.partition import IndexGroups
 from blockadapt.spectrum import SpectrumClip
+from blockadapt.validation import Described, refusal
 
-if TYPE_CHECKING:
-    from blockadapt.optimizers.base import BlockOptimizer
+FORMAT = 1
+"""The layout of a saved state. It stands in every param group, because some tools keep nothing else."""
+
+_FORMAT_KEY = "blockadapt_format"
 
 
-def plain(group: Mapping[str, Any]) -> dict[str, Any]:
+class Loads(Protocol):
+    """What is needed of an optimizer to load a state into it."""
+
+    param_groups: list[Group]
+    defaults: dict[str, Any]
+    averages_gradient: ClassVar[bool]
+
+    def require_group(self, group: Group) -> None:
+        """Raise unless a group's options are valid and fit its parameters."""
+
+
+# Out ---------------------------------------------------------------------------------------------------------------
+
+
+def written(owner: str, state_dict: dict[str, Any], units: Sequence[Unit]) -> dict[str, Any]:
+    """The state dict of torch's base class with plain options, and all that blocks keep by block."""
+    state = dict(state_dict["state"])
+    for unit in units:
+        key = state_dict["param_groups"][unit.index]["params"][unit.position]
+        if key in state and (names := [name for name in WIDTHS if name in state[key]]):
+            require_same_cut(owner, f"{unit.name!r}", state[key]["cut"], unit.cut)
+            state[key] = {**state[key], **{name: to_blocks(name, unit.cut, state[key][name]) for name in names}}
+    return {**state_dict, "state": state, "param_groups": [_plain(group) for group in state_dict["param_groups"]]}
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     """A param group whose options are numbers, strings, lists and dicts only."""
     group = dict(group)
     if isinstance(group["clip"], SpectrumClip):
         group["clip"] = asdict(group["clip"])
     if isinstance(group["grouping"], IndexGroups):
         group["grouping"] = [list(block) for block in group["grouping"].groups]
-    return {name: _plain_number(value) for name, value in group.items()}
+    return {_FORMAT_KEY: FORMAT, **{name: _plain_number(value) for name, value in group.items()}}
 
 
 def _plain_number(value: Any) -> Any:
@@ -35,13 +72,7 @@ def _plain_number(value: Any) -> Any:
     return value.item() if isinstance(value, numbers.Real) and hasattr(value, "item") else value
 
 
-def _restored(group: Mapping[str, Any]) -> dict[str, Any]:
-    group = dict(group)
-    if isinstance(group.get("clip"), dict):
-        group["clip"] = SpectrumClip(**group["clip"])
-    if isinstance(group.get("grouping"), list):
-        group["grouping"] = IndexGroups(group["grouping"])
-    return group
+# In ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -59,37 +90,55 @@ def unshield_(state: Mapping[Tensor, dict[str, Any]]) -> None:
                 entries[key] = value.tensor
 
 
-def fitted(optimizer: BlockOptimizer, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+def fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """The state dict made ready for this optimizer: options restored, tensors copied to where they are used.
 
     Raises:
         ValueError: It does not fit, with the reason.
     """
-    owner = f"{type(optimizer).__name__}.load_state_dict"
-    if not {"state", "param_groups"} <= {*state_dict}:
-        raise ValueError(
-            f"{owner}: `state_dict` must be an optimizer's, with 'state' and 'param_groups', "
-            f"got one with {sorted(map(str, state_dict))}."
-        )
-    saved_groups = [_restored(group) for group in state_dict["param_groups"]]
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= {*state_dict}:
+        found = sorted(map(str, state_dict)) if isinstance(state_dict, Mapping) else type(state_dict).__name__
+        rule = "an optimizer's, with 'state' and 'param_groups'"
+        raise ValueError(refusal(owner, "state_dict", rule, Described(f"one with {found}")))
+    saved_groups = [_restored(owner, group) for group in state_dict["param_groups"]]
     _require_same_groups(owner, optimizer, saved_groups)
     state = dict(state_dict["state"])
-    for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
+    for index, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
+        present = {**saved, "params": group["params"]}
         try:
-            optimizer._require_group({**saved, "params": group["params"]})
+            optimizer.require_group(present)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{owner}: the saved options do not fit this model. {error}") from None
-        expected = optimizer._expected_state(saved, group["params"], [state.get(key) for key in saved["params"]])
-        absent = [key for key in saved["params"] if key not in state]
-        if index_groups(saved["grouping"], group["params"]) and 0 < len(absent) < len(saved["params"]):
-            raise ValueError(f"{owner}: parameter {absent[0]} has no state, and shares blocks with others that have.")
-        for key, param, shapes in zip(saved["params"], group["params"], expected, strict=True):
-            if key in state:
-                state[key] = dict(_entries(owner, key, param, state[key], shapes))
+        for unit in units_of(present, index):
+            keys = saved["params"][unit.position : unit.position + len(unit.params)]
+            absent = [key for key in keys if key not in state]
+            if 0 < len(absent) < len(keys):
+                raise ValueError(
+                    f"{owner}: parameter {absent[0]} has no state, and shares blocks with others that have."
+                )
+            if not absent:
+                for key, param in zip(keys, unit.params, strict=True):
+                    entries = _entries(owner, f"parameter {key}", optimizer, unit, param, state[key])
+                    state[key] = {name: _Shielded(tensor) for name, tensor in entries.items()}
     return {**state_dict, "param_groups": saved_groups, "state": state}
 
 
-def _require_same_groups(owner: str, optimizer: BlockOptimizer, saved_groups: list[dict[str, Any]]) -> None:
+def _restored(owner: str, group: Mapping[str, Any]) -> dict[str, Any]:
+    """A param group with its options as they were; its format is not an option."""
+    group = dict(group)
+    found = group.pop(_FORMAT_KEY, None)
+    if found != FORMAT:
+        rule = f"of format {FORMAT}, which this version reads"
+        what = "one without a format; another optimizer or an older version wrote it" if found is None else repr(found)
+        raise ValueError(refusal(owner, "state_dict", rule, Described(what)))
+    if isinstance(group.get("clip"), dict):
+        group["clip"] = SpectrumClip(**group["clip"])
+    if isinstance(group.get("grouping"), list):
+        group["grouping"] = IndexGroups(group["grouping"])
+    return group
+
+
+def _require_same_groups(owner: str, optimizer: Loads, saved_groups: list[dict[str, Any]]) -> None:
     counts = [len(group["params"]) for group in optimizer.param_groups]
     saved_counts = [len(group["params"]) for group in saved_groups]
     if counts != saved_counts:
@@ -106,21 +155,33 @@ def _require_same_groups(owner: str, optimizer: BlockOptimizer, saved_groups: li
 
 
 def _entries(
-    owner: str, key: Any, param: Tensor, entries: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[str, Any]]:
-    """Each state tensor, checked against the shape it must have, copied to the statistics' dtype and device."""
-    if {*entries} != {*shapes}:
-        raise ValueError(
-            f"{owner}: the state of parameter {key} has {sorted(entries)}, where {sorted(shapes)} is needed."
-        )
-    for name, value in entries.items():
-        if not isinstance(value, Tensor) or tuple(value.shape) != shapes[name]:
-            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(
-                f"{owner}: `{name}` of parameter {key} must have shape {shapes[name]} for a parameter of shape "
-                f"{tuple(param.shape)}, got {found}."
-            )
-        if name == "step":
-            yield name, _Shielded(value.detach().to(dtype=torch.int64, device="cpu", copy=True))
-        else:
-            yield name, _Shielded(value.detach().to(dtype=statistics_dtype(param), device=param.device, copy=True))
+    owner: str,
+    whose: str,
+    optimizer: Loads,
+    unit: Unit,
+    param: Tensor,
+    saved: Any,
+) -> State:
+    """The state of one parameter, each entry checked against what it must be, copied and in the form of memory.
+
+    What an option that was switched on since the last step would add may be missing, and what one that was switched
+    off no longer needs may be there: the next step sees to it.
+    """
+    if not isinstance(saved, Mapping):
+        raise ValueError(refusal(owner, "state", f"a dict of tensors (for {whose})", Described(type(saved).__name__)))
+    cut = unit.cut if param is unit.owner else None
+    shapes = shapes_of(param, cut, tiled=False)
+    if not optimizer.averages_gradient:
+        del shapes["exp_avg"]
+    entries = all_in_form(owner, whose, saved, shapes, param, unit.cut)
+    blocks = cut is not None and not is_closed(unit.group, steps_taken(entries))
+    needed = ["step"] + ["exp_avg"] * optimizer.averages_gradient + ["cut", "second_moment"] * blocks
+    absent = [name for name in needed if name not in entries]
+    if absent:
+        rule = f"a state with {', '.join(needed)} (for {whose})"
+        raise ValueError(refusal(owner, "state", rule, Described(f"one without {', '.join(map(repr, absent))}")))
+    if int(entries["step"]) < 0:
+        raise ValueError(refusal(owner, "step", f"a count of steps (in the state of {whose})", int(entries["step"])))
+    if cut is not None:
+        entries = {name: from_blocks(name, cut, t) if name in WIDTHS else t for name, t in entries.items()}
+    return {name: tensor.clone() if tensor is saved[name] else tensor for name, tensor in entries.items()}

@@ -1,7 +1,12 @@
-"""What blocks keep from step to step: names, shapes, and the part of each tensor that a kernel is given.
+"""What an optimizer keeps from step to step: names, shapes, and the one form in which a kernel is given them.
 
-By block where a user may want to look, [num_blocks, width]; by tile, [tiles, width, TILE], what only a kernel reads. If
-blocks have several sizes, a tensor holds all of them end to end, sizes ascending.
+For each parameter `step` and, where there is a first moment, `exp_avg`. For the blocks of a unit, with its owner, `cut`
+and the tensors of `WIDTHS`:
+
+    by block   [num_blocks, width]      where a user may want to look, and in every checkpoint
+    by tile    [tiles, width, TILE]     what only a kernel reads, while it is in memory: `basis`, `eigenvalues`
+
+If blocks have several sizes, a tensor holds all of them end to end, sizes ascending.
 """
 
 from __future__ import annotations
@@ -10,11 +15,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from blockadapt.kernels.layout import by_block, tiled_shape
-from blockadapt.moments import packed_length
-from blockadapt.partition import IndexGroups, Partition
+from blockadapt.kernels.layout import by_block, tiled_shape, write_by_block_
+from blockadapt.moments import packed_length, statistics_dtype
+from blockadapt.partition import Cut, Partition
+from blockadapt.validation import Described, is_plain, refusal
+
+State = dict[str, Any]
 
 WIDTHS: dict[str, Callable[[int], int]] = {
     "second_moment": packed_length,
@@ -25,6 +34,10 @@ WIDTHS: dict[str, Callable[[int], int]] = {
 """Numbers a block of n keeps in each of its state tensors."""
 
 _TILED = ("basis", "eigenvalues")
+_COUNTS = ("step", "cut")
+"""Integers: the steps taken, and the fingerprint of the cut that the blocks' state belongs to."""
+
+Shape = tuple[int, ...]
 
 
 def block_state_names(amsgrad: bool, refresh_every: int) -> list[str]:
@@ -32,40 +45,149 @@ def block_state_names(amsgrad: bool, refresh_every: int) -> list[str]:
     return ["second_moment"] + ["largest"] * amsgrad + ["basis", "eigenvalues"] * (refresh_every > 1)
 
 
-def _segment_shapes(name: str, segments: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
+def steps_taken(state: Mapping[str, Any]) -> int:
+    """Steps taken so far; 0 for an empty state."""
+    return int(state["step"]) if "step" in state else 0
+
+
+# Shapes ------------------------------------------------------------------------------------------------------------
+
+
+def _segment_shapes(name: str, cut: Cut, tiled: bool) -> list[Shape]:
     width = WIDTHS[name]
-    if name in _TILED:
-        return [tiled_shape(n, count, width(n)) for n, count in segments]
-    return [(count, width(n)) for n, count in segments]
+    if tiled and name in _TILED:
+        return [tiled_shape(n, count, width(n)) for n, count in cut.segments]
+    return [(count, width(n)) for n, count in cut.segments]
 
 
-def state_shape(name: str, cut: Partition | IndexGroups) -> tuple[int, ...]:
-    """The shape of a state tensor for all blocks of a cut."""
-    shapes = _segment_shapes(name, cut.segments)
+def state_shape(name: str, cut: Cut, tiled: bool = True) -> Shape:
+    """The shape of a state tensor for all blocks of a cut: in memory, or, if not `tiled`, by block."""
+    shapes = _segment_shapes(name, cut, tiled)
     if len(cut.sizes) == 1:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
     return (sum(map(math.prod, shapes)),)
 
 
-def state_parts(name: str, cut: Partition | IndexGroups, state: Tensor) -> list[Tensor]:
+def shapes_of(param: Tensor, cut: Cut | None, tiled: bool = True) -> dict[str, Shape]:
+    """Every entry that the state of a parameter may have; those of blocks only where they are kept, with a `cut`."""
+    shapes: dict[str, Shape] = {"step": (), "exp_avg": tuple(param.shape)}
+    if cut is not None:
+        shapes["cut"] = (len(cut.fingerprint),)
+        shapes |= {name: state_shape(name, cut, tiled) for name in WIDTHS}
+    return shapes
+
+
+# One form ----------------------------------------------------------------------------------------------------------
+
+
+def in_form(owner: str, whose: str, name: str, value: Any, shape: Shape, param: Tensor) -> Tensor:
+    """A state entry as kernels and counters expect it: itself if it is so already, else a copy with its numbers.
+
+    Statistics are contiguous, of the parameter's statistics dtype and on its device; counts are int64 on the CPU.
+
+    Raises:
+        ValueError: It is no tensor of this shape, or not of real numbers.
+    """
+    rule = f"a plain tensor of shape {shape} (in the state of {whose})"
+    if not isinstance(value, Tensor) or not is_plain(value) or tuple(value.shape) != shape:
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) and is_plain(value) else type(value).__name__
+        raise ValueError(refusal(owner, name, rule, Described(found)))
+    if value.is_complex() or value.dtype == torch.bool or value.is_quantized:
+        raise ValueError(refusal(owner, name, f"of real numbers (in the state of {whose})", value.dtype))
+    dtype, device = (torch.int64, torch.device("cpu")) if name in _COUNTS else (statistics_dtype(param), param.device)
+    tensor = value.detach().to(dtype=dtype, device=device).resolve_neg().contiguous()
+    same = tensor.data_ptr() == value.data_ptr() and not value.requires_grad
+    return value if same and torch._debug_has_internal_overlap(value) == 0 else tensor.clone()
+
+
+def all_in_form(
+    owner: str, whose: str, entries: Mapping[str, Any], shapes: Mapping[str, Shape], param: Tensor, cut: Cut
+) -> State:
+    """The state of a parameter, each entry `in_form`.
+
+    Raises:
+        ValueError: An entry is none that the optimizer keeps, does not fit, or is of blocks that were cut otherwise.
+    """
+    foreign = [name for name in entries if name not in shapes]
+    if foreign:
+        rule = f"a state with nothing but {', '.join(shapes)} (for {whose})"
+        raise ValueError(refusal(owner, "state", rule, Described(", ".join(map(repr, foreign)))))
+    state: State = {}
+    for name in shapes:
+        if name in entries:
+            state[name] = in_form(owner, whose, name, entries[name], shapes[name], param)
+            if name == "cut":
+                require_same_cut(owner, whose, state[name], cut)
+    return state
+
+
+def require_same_cut(owner: str, whose: str, fingerprint: Tensor, cut: Cut) -> None:
+    """Raise ValueError unless the blocks of a state were cut as the options say now."""
+    if tuple(fingerprint.tolist()) != cut.fingerprint:
+        rule = f"what cut the blocks of {whose} when their state was made (delete that state to begin anew)"
+        raise ValueError(refusal(owner, "grouping", rule, Described(f"one that gives {cut}")))
+
+
+# Parts for kernels -------------------------------------------------------------------------------------------------
+
+
+def state_parts(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
     """Views of a state tensor as a `Place` wants them, one for each segment."""
     if isinstance(cut, Partition) and name not in _TILED:
         return cut.state_views(state)
-    shapes = _segment_shapes(name, cut.segments)
+    shapes = _segment_shapes(name, cut, tiled=True)
     pieces = state.view(-1).split([math.prod(shape) for shape in shapes])
     parts = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
     return parts if name in _TILED else [part.unsqueeze(1) for part in parts]
 
 
-def segment_states(cut: Partition | IndexGroups, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+def segment_states(cut: Cut, state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For each segment what its blocks keep, by name; None for what this state does not hold."""
     parts = {name: state_parts(name, cut, state[name]) if name in state else None for name in WIDTHS}
     return [{name: views[i] if views else None for name, views in parts.items()} for i in range(len(cut.segments))]
 
 
-def state_rows(name: str, cut: Partition | IndexGroups, state: Tensor) -> list[Tensor]:
+def state_rows(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
     """A state tensor by block, [num_blocks, width] for each segment; a copy where it lies otherwise."""
     parts = state_parts(name, cut, state)
     if name not in _TILED:
         return [part.flatten(0, 1) for part in parts]
     return [by_block(part, count) for part, (_, count) in zip(parts, cut.segments, strict=True)]
+
+
+# Files -------------------------------------------------------------------------------------------------------------
+
+
+def to_blocks(name: str, cut: Cut, state: Tensor) -> Tensor:
+    """A state tensor as a checkpoint has it."""
+    if name not in _TILED:
+        return state
+    rows = state_rows(name, cut, state)
+    if len(cut.sizes) != 1:
+        return torch.cat([row.reshape(-1) for row in rows])
+    numbered = state.new_empty(state_shape(name, cut, tiled=False))
+    for here, row in zip(_block_views(cut, numbered), rows, strict=True):
+        here.copy_(row.view(here.shape))
+    return numbered
+
+
+def from_blocks(name: str, cut: Cut, saved: Tensor) -> Tensor:
+    """The inverse of `to_blocks`."""
+    if name not in _TILED:
+        return saved
+    tiles = saved.new_zeros(state_shape(name, cut))
+    rows: Sequence[Tensor]
+    if len(cut.sizes) != 1:
+        shapes = _segment_shapes(name, cut, tiled=False)
+        pieces = saved.view(-1).split([math.prod(shape) for shape in shapes])
+        rows = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    else:
+        rows = [view.reshape(-1, saved.shape[1]) for view in _block_views(cut, saved)]
+    for part, row in zip(state_parts(name, cut, tiles), rows, strict=True):
+        write_by_block_(part, row)
+    return tiles
+
+
+def _block_views(cut: Cut, numbered: Tensor) -> list[Tensor]:
+    """The segments of a tensor [num_blocks, width] whose blocks are numbered as the partition numbers them."""
+    return cut.state_views(numbered) if isinstance(cut, Partition) else [numbered]

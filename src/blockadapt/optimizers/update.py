@@ -4,53 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockadapt.kernels import Batch, Coefficients, Dispatcher, Place, Segment
 from blockadapt.moments import statistics_dtype
-from blockadapt.optimizers.storage import segment_states
+from blockadapt.optimizers.storage import State, segment_states
+from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import IndexGroups, Partition
 from blockadapt.spectrum import SpectralFunction
 
-State = dict[str, Any]
 
-
-class Places:
-    """The places of each parameter, made once: making them anew is what a step would spend most on."""
-
-    def __init__(self) -> None:
-        self._held: dict[Tensor, tuple[object, list[Place] | None]] = {}
-
-    def get(self, cut: Partition, param: Tensor, state: State, function: SpectralFunction) -> list[Place] | None:
-        """Of each segment of a parameter; made again if any of it has moved. None if its strides do not allow views."""
-        known = (cut, param.data_ptr(), param.stride(), *map(Tensor.data_ptr, state.values()), len(state))
-        held = self._held.get(param)
-        if held is None or held[0] != known:
-            held = self._held[param] = (known, _places(cut, param.detach(), state, function))
-        return held[1]
-
-    def drop(self, param: Tensor) -> None:
-        """Let go of all that `param` keeps: a view would keep its memory."""
-        self._held.pop(param, None)
-
-
-def _places(cut: Partition, x: Tensor, state: State, function: SpectralFunction) -> list[Place] | None:
+def places_of(cut: Partition, x: Tensor, state: State, function: SpectralFunction) -> list[Place] | None:
+    """Where the blocks of a parameter lie, a place for each segment; None if its strides do not allow views."""
     coordinates = cut.views(x)
     if coordinates is None:
         return None
     m = cut.views(state["exp_avg"]) if "exp_avg" in state else None
+    assert m is not None or "exp_avg" not in state  # state is contiguous
+    start = x.storage_offset()
     return [
-        Place(
-            cut.n,
-            part,
-            m[i] if m else None,
-            **kept,
-            function=function,
-            offset=int(part.storage_offset() - x.storage_offset()),
-        )
+        Place(cut.n, part, m[i] if m else None, **kept, function=function, offset=int(part.storage_offset() - start))
         for i, (part, kept) in enumerate(zip(coordinates, segment_states(cut, state), strict=True))
     ]
 
@@ -59,17 +34,17 @@ def _places(cut: Partition, x: Tensor, state: State, function: SpectralFunction)
 class Update:
     """Collects what a step is to do; `apply_` does it."""
 
-    places: Places
     function: SpectralFunction
     batches: dict[Batch, list[Segment]] = field(default_factory=dict)
     scaled: list[tuple[Tensor, Tensor, Tensor | None, Coefficients]] = field(default_factory=list)
     counters: list[Tensor] = field(default_factory=list)
+    moved: list[Tensor] = field(default_factory=list)
     finish: list[Callable[[], object]] = field(default_factory=list)
 
-    def add(self, segment: Segment) -> None:
+    def add(self, place: Place, grad: Tensor, refresh: bool, coefficients: Coefficients) -> None:
         """Put a segment into the batch of its size."""
-        if segment.place.num_blocks:
-            self.batches.setdefault(segment.place.batch, []).append(segment)
+        if place.num_blocks:
+            self.batches.setdefault(place.batch, []).append(Segment(place, grad, refresh, coefficients))
 
     def stage(self, param: Tensor, grad: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Contiguous copies of a parameter and its gradient in the statistics' dtype; the parameter is written back."""
@@ -79,35 +54,35 @@ class Update:
         self.finish.append(lambda: param.copy_(x))
         return x, grad.to(dtype).contiguous()
 
-    def add_parameter(
-        self, cut: Partition, param: Tensor, grad: Tensor, state: State, refresh: bool, coefficients: Coefficients
-    ) -> None:
+    def add_parameter(self, unit: Unit, state: State, refresh: bool, coefficients: Coefficients) -> None:
         """Add all blocks of a parameter that is cut by a named grouping."""
+        param, cut = unit.owner, unit.cut
+        grad = _readable(param.grad)
+        assert isinstance(cut, Partition)
         dtype = statistics_dtype(param)
-        places = self.places.get(cut, param, state, self.function) if param.dtype == grad.dtype == dtype else None
-        if places is None:
+        places = unit.places
+        if places is None and param.dtype == dtype:
+            places = unit.places = places_of(cut, param.detach(), state, self.function)
+        if places is None or grad.dtype != dtype:
             x, grad = self.stage(param, grad, dtype)
-            places = _places(cut, x, state, self.function)
+            places = places_of(cut, x, state, self.function)
             assert places is not None  # staged tensors are contiguous
         elif grad.stride() != param.stride() and not (grad.is_contiguous() and param.is_contiguous()):
             grad = torch.empty_strided(param.shape, param.stride(), dtype=dtype, device=grad.device).copy_(grad)
+        self.moved.append(param)
         for place in places:
-            self.add(Segment(place, grad, refresh, coefficients))
+            self.add(place, grad, refresh, coefficients)
 
-    def add_group(
-        self,
-        groups: IndexGroups,
-        params: Sequence[Tensor],
-        states: Sequence[State],
-        refresh: bool,
-        coefficients: Coefficients,
-    ) -> None:
+    def add_group(self, unit: Unit, states: Sequence[State], refresh: bool, coefficients: Coefficients) -> None:
         """Add the explicit blocks of a whole param group, gathered into rows and scattered back afterwards.
 
         A parameter without a gradient counts with a zero gradient, which its m takes in, and is not moved.
         """
-        dtype, device = statistics_dtype(params[0]), params[0].device
+        params, groups = unit.params, unit.cut
+        assert isinstance(groups, IndexGroups)
+        dtype, device = statistics_dtype(unit.owner), unit.owner.device
         staged = [self.stage(param, param.grad, dtype) for param in params]
+        self.moved += [param for param in params if param.grad is not None]
         x, g = (torch.cat([pair[i].flatten() for pair in staged]) for i in (0, 1))
         still = torch.cat([torch.full((p.numel(),), p.grad is None, device=device) for p in params])
         descent = coefficients.descent
@@ -120,7 +95,7 @@ class Update:
         for (n, table), kept in zip(groups.tables.items(), segment_states(groups, states[0]), strict=True):
             index = table.to(device).unsqueeze(1)
             place = Place(n, x[index], m[index] if m is not None else None, **kept, function=self.function)
-            self.add(Segment(place, g[index], refresh, coefficients))
+            self.add(place, g[index], refresh, coefficients)
             moved.append((index, place.x, place.m))
 
         def scatter() -> None:
@@ -137,16 +112,17 @@ class Update:
 
         self.finish.insert(0, scatter)  # before the staged parameters are written back
 
-    def add_scaled(self, param: Tensor, grad: Tensor | None, state: State, coefficients: Coefficients) -> None:
+    def add_scaled(self, param: Tensor, state: State, coefficients: Coefficients) -> None:
         """Add a parameter whose spectrum is one number: x ← shrink · x − α* m, with no linear algebra.
 
         A parameter without a gradient is treated as `add_group` does.
         """
-        if grad is None:
+        if param.grad is None:
             if "exp_avg" in state:
                 self.finish.append(lambda: state["exp_avg"].mul_(coefficients.first.beta))
             return
-        dtype = statistics_dtype(param)
+        grad, dtype = _readable(param.grad), statistics_dtype(param)
+        self.moved.append(param)
         x, g = (param.detach(), grad) if param.dtype == grad.dtype == dtype else self.stage(param, grad, dtype)
         self.scaled.append((x, g, state.get("exp_avg"), coefficients))
 
@@ -164,6 +140,13 @@ class Update:
             torch._foreach_add_(self.counters, 1)
         for action in self.finish:
             action()
+        torch.autograd.graph.increment_version(self.moved)  # autograd does not see what is written through addresses
+
+
+def _readable(grad: Tensor | None) -> Tensor:
+    """The gradient, with its numbers in memory as they are: no sign that waits, no zeros that nobody wrote."""
+    assert grad is not None
+    return grad.clone().resolve_neg() if grad.is_neg() or grad._is_zerotensor() else grad
 
 
 def _by_coefficients(

@@ -303,49 +303,68 @@ def exactly(message: str) -> str:
     return f"^{re.escape(message)}$"
 
 
+NEEDED = "`state` must be a state with step, exp_avg, cut, second_moment"
+CUT = (
+    "`grouping` must be what cut the blocks of parameter 0 when their state was made (delete that state to begin anew)"
+)
+
 TAMPERED: dict[str, tuple[Spoil, str]] = {
     "missing tensor": (
         lambda s: s["state"][0].pop("exp_avg"),
-        "the state of parameter 0 has ['second_moment', 'step'], where ['exp_avg', 'second_moment', 'step'] is needed.",
+        f"{NEEDED} (for parameter 0), got one without 'exp_avg'.",
     ),
     "missing step": (
         lambda s: s["state"][1].pop("step"),
-        "the state of parameter 1 has ['exp_avg', 'second_moment'], "
-        "where ['exp_avg', 'second_moment', 'step'] is needed.",
+        f"{NEEDED} (for parameter 1), got one without 'step'.",
+    ),
+    "missing cut": (
+        lambda s: s["state"][0].pop("cut"),
+        f"{NEEDED} (for parameter 0), got one without 'cut'.",
     ),
     "foreign tensor": (
         lambda s: s["state"][0].update(exp_avg_sq=torch.zeros(4, 3)),
-        "the state of parameter 0 has ['exp_avg', 'exp_avg_sq', 'second_moment', 'step'], "
-        "where ['exp_avg', 'second_moment', 'step'] is needed.",
+        "`state` must be a state with nothing but step, exp_avg, cut, second_moment, largest, basis, eigenvalues "
+        "(for parameter 0), got 'exp_avg_sq'.",
+    ),
+    "no dict": (
+        lambda s: s["state"].update({0: [1, 2]}),
+        "`state` must be a dict of tensors (for parameter 0), got list.",
     ),
     "truncated second moment": (
         lambda s: s["state"][0].update(second_moment=s["state"][0]["second_moment"][:-1]),
-        "`second_moment` of parameter 0 must have shape (6, 3) for a parameter of shape (4, 3), got (5, 3).",
+        "`second_moment` must be a plain tensor of shape (6, 3) (in the state of parameter 0), got shape (5, 3).",
+    ),
+    "complex second moment": (
+        lambda s: s["state"][0].update(second_moment=s["state"][0]["second_moment"] * 1j),
+        "`second_moment` must be of real numbers (in the state of parameter 0), got torch.complex64.",
     ),
     "flattened first moment": (
         lambda s: s["state"][0].update(exp_avg=s["state"][0]["exp_avg"].flatten()),
-        "`exp_avg` of parameter 0 must have shape (4, 3) for a parameter of shape (4, 3), got (12,).",
+        "`exp_avg` must be a plain tensor of shape (4, 3) (in the state of parameter 0), got shape (12,).",
     ),
     "step that is no tensor": (
         lambda s: s["state"][0].update(step=2),
-        "`step` of parameter 0 must have shape () for a parameter of shape (4, 3), got int.",
+        "`step` must be a plain tensor of shape () (in the state of parameter 0), got int.",
     ),
     "step that is a vector": (
         lambda s: s["state"][0].update(step=torch.ones(2, dtype=torch.int64)),
-        "`step` of parameter 0 must have shape () for a parameter of shape (4, 3), got (2,).",
+        "`step` must be a plain tensor of shape () (in the state of parameter 0), got shape (2,).",
+    ),
+    "step that is negative": (
+        lambda s: s["state"][0]["step"].fill_(-1),
+        "`step` must be a count of steps (in the state of parameter 0), got -1.",
     ),
     "other block size": (
         lambda s: s["param_groups"][0].update(block_size=3),
-        "`second_moment` of parameter 0 must have shape (6, 6) for a parameter of shape (4, 3), got (6, 3).",
+        f"{CUT}, got one that gives runs of 3 down a column of 4.",
     ),
     "other grouping": (
         lambda s: s["param_groups"][0].update(grouping="diagonal"),
-        "`second_moment` of parameter 0 must have shape (12, 1) for a parameter of shape (4, 3), got (6, 3).",
+        f"{CUT}, got one that gives runs of 1 along a row of 12.",
     ),
-    "amsgrad without its maxima": (
-        lambda s: s["param_groups"][0].update(amsgrad=True),
-        "the state of parameter 0 has ['exp_avg', 'second_moment', 'step'], "
-        "where ['exp_avg', 'largest', 'second_moment', 'step'] is needed.",
+    "other format": (
+        lambda s: s["param_groups"][0].update(blockadapt_format=2),
+        "`state_dict` must be of format 1, which this version reads, got 2.",
     ),
     "missing option": (
         lambda s: s["param_groups"][0].pop("eps"),
@@ -386,7 +405,10 @@ def test_a_damaged_state_is_refused_with_the_reason(spoil: Spoil, reason: str, t
 @pytest.mark.parametrize("cls", CLASSES)
 def test_the_state_of_another_model_is_refused(cls: type[BlockOptimizer]) -> None:
     optimizer = cls(parameters((6, 3), (3,)), block_size=2)
-    refused(optimizer, saved_state(cls), r"of parameter 0 must have shape \(.*\) for a parameter of shape \(6, 3\)")
+    reasons = (
+        r"`exp_avg` must be a plain tensor of shape \(6, 3\)|`grouping` must be what cut the blocks of parameter 0"
+    )
+    refused(optimizer, saved_state(cls), reasons)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -397,9 +419,7 @@ def test_the_state_of_a_torch_optimizer_is_refused(
     theirs = source(parameters((4, 3), (3,)), lr=0.1)
     give_gradients_(theirs.param_groups[0]["params"], 1)
     theirs.step()
-    message = (
-        rf"^{cls.__name__}\.load_state_dict: param group 0 of the state has no .*`block_size`.*; another optimizer"
-    )
+    message = rf"^{cls.__name__}\.load_state_dict: `state_dict` must be of format 1.* got one without a format; another"
     refused(cls(parameters((4, 3), (3,))), theirs.state_dict(), message)
 
 
@@ -453,10 +473,7 @@ def test_a_state_without_second_moment_is_refused_while_the_clip_is_open() -> No
     refused(
         BlockAdam(parameters((4, 3), (3,)), clip=CLOSING),
         state_dict,
-        exactly(
-            "BlockAdam.load_state_dict: the state of parameter 0 has ['exp_avg', 'step'], "
-            "where ['exp_avg', 'second_moment', 'step'] is needed."
-        ),
+        exactly(f"BlockAdam.load_state_dict: {NEEDED} (for parameter 0), got one without 'cut', 'second_moment'."),
     )
 
 

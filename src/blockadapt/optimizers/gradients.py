@@ -1,0 +1,89 @@
+"""Whether the gradients of a step can be used. Nothing is changed here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from blockadapt.errors import NonFiniteGradientError
+from blockadapt.moments import statistics_dtype
+from blockadapt.optimizers.unit import Group, describe
+from blockadapt.partition import MAX_BLOCK
+from blockadapt.validation import Described, is_plain, refusal
+
+
+def require_gradients(owner: str, group: Group, index: int) -> None:
+    """Raise at a gradient that no step can take, or that no longer belongs to its parameter.
+
+    Raises:
+        RuntimeError: A gradient is sparse.
+        ValueError: A gradient has another shape, device or kind than its parameter, whose data may have been replaced.
+    """
+    for position, param in enumerate(group["params"]):
+        grad = param.grad
+        if grad is None:
+            continue
+        if grad.layout is not torch.strided:
+            rule = f"dense (for {describe(group, index, position)})"
+            raise RuntimeError(refusal(owner, "grad", rule, grad.layout))
+        alike = grad.shape == param.shape and grad.device == param.device
+        if alike and grad.dtype.is_floating_point and is_plain(grad):
+            continue
+        whose = describe(group, index, position)
+        rule = f"a plain tensor of shape {tuple(param.shape)} on {param.device}, as its parameter is now (for {whose})"
+        found = f"{type(grad).__name__} of shape {tuple(grad.shape)} and {grad.dtype} on {grad.device}"
+        raise ValueError(refusal(owner, "grad", rule, Described(found)))
+
+
+def are_usable(group: Group, coupled: float) -> bool:
+    """Whether every g = grad + coupled · x is finite and so small that the trace of g gᵀ is too."""
+    moved = [param for param in group["params"] if param.grad is not None and param.grad.numel()]
+    if not moved:
+        return True
+    norm = _norm([param.grad for param in moved])
+    if coupled:
+        norm += coupled * _norm([param.detach() for param in moved])
+    if norm**2 <= torch.finfo(torch.float32).max:  # one fast pass: a small norm has no large entry
+        return True
+    limit = _limit(group["params"])
+    return all(bool((_magnitudes(param, coupled) <= limit).all()) for param in moved)
+
+
+def unusable(owner: str, group: Group, index: int, coupled: float) -> NonFiniteGradientError:
+    """The error that names the first parameter with such a gradient, and how many of its entries are bad."""
+    limit = _limit(group["params"])
+    what = "gradient with its weight decay" if coupled else "gradient"
+    counts = (
+        (position, int((~(_magnitudes(param, coupled) <= limit)).sum()), param.numel())
+        for position, param in enumerate(group["params"])
+        if param.grad is not None
+    )
+    position, bad, total = next(entry for entry in counts if entry[1])
+    return NonFiniteGradientError(
+        f"{owner}: the {what} of {describe(group, index, position)} has {bad} of {total} entries that are not finite "
+        f"or exceed {limit:.2g}; parameters and state are unchanged."
+    )
+
+
+def _magnitudes(param: Tensor, coupled: float) -> Tensor:
+    """|grad| + coupled · |x|, which no |g| exceeds."""
+    assert param.grad is not None
+    magnitudes = param.grad.to(statistics_dtype(param)).abs()
+    return magnitudes + coupled * param.detach().abs() if coupled else magnitudes
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    """‖·‖₂ over all of them; infinite or NaN if any entry is, or if the squares overflow."""
+    if all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors):
+        flat = [tensor.view(-1) for tensor in tensors]
+        return math.sqrt(sum([float(torch.dot(entries, entries)) for entries in flat]))
+    return float(torch.nn.utils.get_total_norm(tensors))  # one synchronisation for all
+
+
+def _limit(params: Sequence[Tensor]) -> float:
+    """The |g| up to which the trace of g gᵀ is finite in the statistics' dtype, in a block of any size."""
+    smallest = min(torch.finfo(statistics_dtype(param)).max for param in params)
+    return math.sqrt(smallest / MAX_BLOCK)
