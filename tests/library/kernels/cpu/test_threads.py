@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -62,14 +63,10 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 @pytest.fixture
-def python_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def python_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where torch has no GNU OpenMP."""
     monkeypatch.setattr(threads_module, "_gnu_openmp", lambda: None)
-    monkeypatch.setattr(threads_module, "_pool", None)
-    yield
-    pool = threads_module._pool
-    if pool is not None:
-        pool.shutdown()
+    monkeypatch.setattr(threads_module, "_crew", threads_module._Crew())
 
 
 @pytest.fixture
@@ -113,10 +110,11 @@ def test_repeated_runs_on_two_threads_give_the_same_bits() -> None:
 @each_dtype
 def test_python_threads_give_the_same_bits(dtype: torch.dtype) -> None:
     one = trained(1, dtype)
-    assert threads_module._pool is None
+    assert threads_module._crew._size == 0
     assert same(one, trained(2, dtype))
-    assert threads_module._pool is not None
+    assert threads_module._crew._size == 1
     assert same(one, trained(5, dtype))
+    assert threads_module._crew._size > 1
 
 
 @pytest.mark.usefixtures("python_threads")
@@ -141,6 +139,59 @@ def test_every_thread_runs_the_function_once(count: int) -> None:
 
     threads_module.run_on_threads(note, 42, count)
     assert calls == [42] * count
+
+
+@pytest.mark.usefixtures("python_threads")
+def test_after_ready_no_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls: list[int] = []
+    threads_module.ready(3)
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    threads_module.ready(3)
+    threads_module.run_on_threads(calls.append, 42, 3)
+    assert calls == [42] * 3
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        threads_module.ready(4)
+    threads_module.run_on_threads(calls.append, 42, 3)
+    assert calls == [42] * 6
+
+
+@pytest.mark.usefixtures("python_threads")
+def test_threads_that_could_be_started_are_kept_when_one_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, []
+
+    def only_two(self: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", only_two)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threads_module.ready(4)
+    calls: list[int] = []
+    threads_module.run_on_threads(calls.append, 42, 3)
+    assert (len(started), calls) == (2, [42] * 3)
+
+
+@pytest.mark.usefixtures("python_threads")
+def test_ctrl_c_is_raised_only_when_no_thread_writes_any_more() -> None:
+    pressed = threading.Event()
+    ended = []
+
+    def function(data: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            return
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        pressed.wait(0.3)  # the main thread has the signal long before
+        ended.append(data)
+
+    with pytest.raises(KeyboardInterrupt):
+        threads_module.run_on_threads(function, 42, 2)
+    assert ended == [42]
 
 
 def test_the_number_of_threads_is_that_of_torch_and_no_more_than_there_is_work(used: list[int]) -> None:
@@ -260,3 +311,29 @@ def test_a_forked_child_can_step_after_its_parent_has_used_two_threads() -> None
     """
     small = STEP.replace("300, 100", "40, 64")
     assert run(small + textwrap.dedent(script)).split() == ["ended", "0"]
+
+
+def test_a_forked_child_starts_threads_of_its_own_after_its_parent_has_used_python_threads() -> None:
+    script = """
+    import os, signal, time
+    from blockadapt.kernels.cpu import threads
+    threads._gnu_openmp = lambda: None
+    calls = []
+    threads.run_on_threads(calls.append, 1, 3)
+    child = os.fork()
+    if child == 0:
+        threads.run_on_threads(calls.append, 2, 3)
+        os._exit(10 * calls.count(1) + calls.count(2))
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            print("ended", os.waitstatus_to_exitcode(status))
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        print("hung")
+    """
+    assert run(script).split() == ["ended", "33"]
