@@ -302,3 +302,20 @@ def test_a_partition_into_any_sizes_covers_and_any_slip_is_named(sizes: list[int
         with pytest.raises(ValueError, match=r"^Test: `grouping`") as refusal:
             IndexGroups(slip).require_cover("Test", total)
         assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize("grouping", ["auto", "input", "output", "chunk", "tensor", "diagonal"])
+@pytest.mark.parametrize("shape", [(7,), (12, 5), (13, 7), (1, 4), (6, 2, 3, 3), (5, 3, 2), (4, 3, 1, 1)], ids=str)
+@pytest.mark.parametrize("block_size", [1, 2, 4, 5, 50])
+def test_a_border_is_where_blocks_end_and_counts_those_before_it(
+    shape: tuple[int, ...], grouping: str, block_size: int
+) -> None:
+    cut = partition(shape, grouping, block_size)
+    blocks = blocks_in_order(cut, shape)
+    for row in range(shape[0] + 1):
+        first = row * math.prod(shape[1:])
+        before = [max(block) < first for block in blocks]
+        straddled = any(min(block) < first <= max(block) for block in blocks)
+        assert cut.border(row) == (None if straddled else sum(before))
+        if not straddled:
+            assert before == sorted(before, reverse=True)

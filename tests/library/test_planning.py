@@ -153,7 +153,8 @@ def test_a_frozen_parameter_needs_no_state() -> None:
 @pytest.mark.parametrize("cls", CLASSES)
 def test_only_classes_with_a_first_moment_plan_for_one(cls: type[BlockOptimizer]) -> None:
     """A matrix [4, 3] in blocks of 4: three triangles of 10, a step counter, the
-    four numbers of its cut, and 12 numbers of m where there is one."""
+    four numbers of its cut, and 12 numbers of m where there is one.
+    """
     planned = plan(cls([nn.Parameter(torch.ones(4, 3))]))
     assert planned.state_bytes == 4 * 30 + 8 * (1 + 4) + (4 * 12 if cls.averages_gradient else 0)
 
