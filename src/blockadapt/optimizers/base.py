@@ -16,7 +16,7 @@ from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
 from blockadapt.optimizers.ranks import OneProcess, Ranks
 from blockadapt.optimizers.storage import State, all_in_form, block_state_names, shapes_of, steps_taken
-from blockadapt.optimizers.unit import Group, Unit, Units, describe, is_closed
+from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed
 from blockadapt.optimizers.update import Update
 from blockadapt.partition import IndexGroups, require_grouping
 from blockadapt.spectrum import INVERSE_ROOT, SpectralFunction, Spectrum, SpectrumClip, resolution_of
@@ -125,20 +125,20 @@ class BlockOptimizer(Optimizer):
 
         `known` has the coefficients that other units needed: parameters of a group are almost always at the same step.
         """
-        group, held = unit.group, self.state.get(unit.owner, {})
-        step = self._steps_taken(unit, unit.owner) + 1
+        group, held = unit.group, [self.state.get(param, {}) for param in unit.params]
+        step = self._steps_taken(unit, held[0]) + 1
         key = unit.index, step, statistics_dtype(unit.owner)
         coefficients = known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:]))
         closed = is_closed(group, step)
         kept = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
-        states = self._states(unit, kept, update)
+        states = self._states(unit, held, kept, update)
         if closed:
             for param, state in zip(unit.params, states, strict=True):
                 update.add_scaled(param, state, coefficients)
             return
         # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
         due = step <= max(unit.cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
-        refresh = due or not {"basis", "eigenvalues"} <= held.keys()
+        refresh = due or not {"basis", "eigenvalues"} <= held[0].keys()
         if unit.spans:
             update.add_group(unit, states, refresh, coefficients)
         else:
@@ -170,29 +170,27 @@ class BlockOptimizer(Optimizer):
 
     # State ---------------------------------------------------------------------------------------------------------
 
-    def _states(self, unit: Unit, kept: Sequence[str], update: Update) -> list[State]:
+    def _states(self, unit: Unit, held: list[State], kept: Sequence[str], update: Update) -> list[State]:
         """The state of each parameter with all that this step needs, in the one form that kernels take.
 
-        What is new, converted or no longer needed is put in place only if the step succeeds. While nothing has moved
+        What is new, converted or no longer needed is put in place only if the step succeeds. While nothing has changed
         since the step before, nothing is looked at again.
         """
-        if unit.known is not None and unit.known == self._known(unit, kept):
-            states = [self.state[param] for param in unit.params]
-        else:
-            unit.forget_places()
+        states = held
+        if unit.known is None or not unit.known.holds(kept, held):
+            unit.forget()
+            if [param.shape for param in unit.params] != unit.shapes:  # the data were replaced
+                self._require_cut_of(unit.group)
+                unit.cut_anew()
             states = [self._fitted(unit, param, kept if param is unit.owner else (), update) for param in unit.params]
             update.finish.append(lambda: self._remember(unit, kept))
-        update.counters += [state["step"] for state in states]
+        for state in states:
+            update.counters.append(state["step"])
         return states
 
-    def _known(self, unit: Unit, kept: Sequence[str]) -> object:
-        """All that the form of a unit's state depends on."""
-        return kept, [
-            (_form(param), {name: _form(t) for name, t in self.state[param].items()}) for param in unit.params
-        ]
-
     def _remember(self, unit: Unit, kept: Sequence[str]) -> None:
-        unit.known = self._known(unit, kept)
+        """All is in order now."""
+        unit.known = Known.of(kept, unit.params, [self.state[param] for param in unit.params])
 
     def _fitted(self, unit: Unit, param: Tensor, kept: Sequence[str], update: Update) -> State:
         """The state of a parameter for this step; see `_states`.
@@ -247,14 +245,15 @@ class BlockOptimizer(Optimizer):
         require(apart, owner, "params", rule, Described("one whose entries share memory or wait for a sign"))
         require(not param.is_inference(), owner, "params", rule, Described("an inference tensor"))
 
-    def _steps_taken(self, unit: Unit, param: Tensor) -> int:
-        count = self.state[param].get("step") if param in self.state else None
+    def _steps_taken(self, unit: Unit, held: State) -> int:
+        """Steps that the owner has taken."""
+        count = held.get("step")
         if count is None:
             return 0
-        whole = isinstance(count, Tensor) and is_plain(count) and count.numel() == 1 and int(count) >= 0
-        rule = f"a count of steps (in the state of {self._describe(unit, param)})"
-        require(whole, type(self).__name__, "step", rule, count)
-        return int(count)
+        if isinstance(count, Tensor) and is_plain(count) and count.numel() == 1 and (steps := int(count)) >= 0:
+            return steps
+        rule = f"a count of steps (in the state of {self._describe(unit, unit.owner)})"
+        raise ValueError(refusal(type(self).__name__, "step", rule, count))
 
     def _describe(self, unit: Unit, param: Tensor) -> str:
         position = next(i for i, other in enumerate(unit.params) if other is param)
@@ -380,10 +379,3 @@ class BlockOptimizer(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-
-
-def _form(tensor: Any) -> object:
-    """Where a tensor lies and how it is to be read: if none of it has changed, what was checked still holds."""
-    if not isinstance(tensor, Tensor) or not is_plain(tensor):
-        return None
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_neg()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from blockadapt.kernels.layout import by_block, tiled_shape, write_by_block_
 from blockadapt.moments import packed_length, statistics_dtype
+from blockadapt.optimizers.unit import COUNTS
 from blockadapt.partition import Cut, Partition
 from blockadapt.validation import Described, is_plain, refusal
 
@@ -34,8 +35,6 @@ WIDTHS: dict[str, Callable[[int], int]] = {
 """Numbers a block of n keeps in each of its state tensors."""
 
 _TILED = ("basis", "eigenvalues")
-_COUNTS = ("step", "cut")
-"""Integers: the steps taken, and the fingerprint of the cut that the blocks' state belongs to."""
 
 Shape = tuple[int, ...]
 
@@ -94,7 +93,7 @@ def in_form(owner: str, whose: str, name: str, value: Any, shape: Shape, param: 
         raise ValueError(refusal(owner, name, rule, Described(found)))
     if value.is_complex() or value.dtype == torch.bool or value.is_quantized:
         raise ValueError(refusal(owner, name, f"of real numbers (in the state of {whose})", value.dtype))
-    dtype, device = (torch.int64, torch.device("cpu")) if name in _COUNTS else (statistics_dtype(param), param.device)
+    dtype, device = (torch.int64, torch.device("cpu")) if name in COUNTS else (statistics_dtype(param), param.device)
     tensor = value.detach().to(dtype=dtype, device=device).resolve_neg().contiguous()
     same = tensor.data_ptr() == value.data_ptr() and not value.requires_grad
     return value if same and torch._debug_has_internal_overlap(value) == 0 else tensor.clone()

@@ -5,10 +5,11 @@ Everything that walks through an optimizer's blocks walks through its units: a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from blockadapt.kernels import Place
@@ -16,6 +17,60 @@ from blockadapt.partition import Cut, IndexGroups, index_groups, partition, reso
 from blockadapt.spectrum import SpectrumClip
 
 Group = dict[str, Any]
+
+COUNTS = ("step", "cut")
+"""Integers in the state: the steps taken, and the fingerprint of the cut that the blocks' state belongs to."""
+
+
+class Known(NamedTuple):
+    """What a step has found in order, in flat tuples, for every step asks whether it still is.
+
+    Attributes:
+        kept: The state that blocks keep.
+        entries: Names and tensors of the state of each parameter.
+        tensors: The parameters and what else a kernel is given, with where each lies and how it is to be read:
+        addresses, dtypes, shapes, strides: these four.
+    """
+
+    kept: Sequence[str]
+    entries: Sequence[Mapping[str, Tensor]]
+    tensors: tuple[Tensor, ...]
+    addresses: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, kept: Sequence[str], params: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]]) -> Known:
+        """All of it as it is now."""
+        statistics = [t for state in states for name, t in state.items() if name not in COUNTS]
+        tensors = (*params, *statistics)
+        return cls(
+            kept,
+            [dict(state) for state in states],
+            tensors,
+            tuple(tensor.data_ptr() for tensor in tensors),
+            tuple(tensor.dtype for tensor in tensors),
+            tuple(tuple(tensor.shape) for tensor in tensors),
+            tuple(tensor.stride() for tensor in tensors),
+        )
+
+    def holds(self, kept: Sequence[str], states: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether nothing of it has changed."""
+        if kept != self.kept:
+            return False
+        for state, entries in zip(states, self.entries, strict=True):
+            if len(state) != len(entries):
+                return False
+            for name, tensor in entries.items():
+                if state.get(name) is not tensor:
+                    return False
+        for tensor, address, dtype, shape, stride in zip(*self[2:], strict=True):
+            if tensor.data_ptr() != address or tensor.dtype is not dtype or tensor.is_neg():
+                return False
+            if tensor.shape != shape or tensor.stride() != stride:
+                return False
+        return True
 
 
 @dataclass(eq=False)
@@ -28,8 +83,9 @@ class Unit:
         position: The owner's position in the group.
         params: Its parameters, the owner first.
         cut: Its blocks.
+        shapes: The shapes of its parameters when it was cut.
         places: Where they lie, kept while nothing moves; None before the first step and where they are gathered.
-        known: What `places` depends on, as it was when they were made.
+        known: What `places` and all checks of the state depend on, as it was after the last step.
     """
 
     group: Group
@@ -37,8 +93,9 @@ class Unit:
     position: int
     params: Sequence[Tensor]
     cut: Cut
+    shapes: Sequence[torch.Size]
     places: list[Place] | None = field(default=None, repr=False)
-    known: object = field(default=None, repr=False)
+    known: Known | None = field(default=None, repr=False)
 
     @property
     def owner(self) -> Tensor:
@@ -74,22 +131,29 @@ class Unit:
         """Whether any of it has a gradient."""
         return any(param.grad is not None for param in self.params)
 
-    def forget_places(self) -> None:
-        """Let go of the places: views keep the memory of what was freed."""
+    def cut_anew(self) -> None:
+        """Cut the parameters as they are now."""
+        self.cut = _cut(self.group, self.params)
+        self.shapes = [param.shape for param in self.params]
+
+    def forget(self) -> None:
+        """Let go of the places, and look at everything again: views keep the memory of what was freed."""
         self.places = self.known = None
 
 
 def units_of(group: Group, index: int) -> Iterator[Unit]:
     """The units of one param group."""
     params = group["params"]
+    spans = group["grouping"] == "joint" or isinstance(group["grouping"], IndexGroups)
+    together = [(0, tuple(params))] if spans and params else [(i, (param,)) for i, param in enumerate(params)]
+    for position, members in together:
+        yield Unit(group, index, position, members, _cut(group, members), [param.shape for param in members])
+
+
+def _cut(group: Group, params: Sequence[Tensor]) -> Cut:
+    """The blocks of these parameters: of all of them where blocks may span them, else of the only one."""
     spanning = index_groups(group["grouping"], params)
-    if spanning is not None:
-        if params:
-            yield Unit(group, index, 0, tuple(params), spanning)
-        return
-    for position, param in enumerate(params):
-        cut = partition(tuple(param.shape), group["grouping"], group["block_size"])
-        yield Unit(group, index, position, (param,), cut)
+    return spanning or partition(tuple(params[0].shape), group["grouping"], group["block_size"])
 
 
 def is_closed(group: Group, step: int) -> bool:
@@ -116,7 +180,7 @@ class Units:
     def __init__(self, require_options: Callable[[Group], None], require_cut: Callable[[Group], None]) -> None:
         self._require_options = require_options
         self._require_cut = require_cut
-        self._known: list[_Known] = []
+        self._known: list[_Group] = []
 
     def of(self, groups: Sequence[Group]) -> list[Unit]:
         """All units, in the order of the param groups.
@@ -124,11 +188,11 @@ class Units:
         Raises:
             ValueError: An option that was set since is not valid, or does not fit the group's parameters.
         """
-        before = [*self._known, *[_Known()] * len(groups)]
+        before = [*self._known, *[_Group()] * len(groups)]
         self._known = [self._group(index, group, before[index]) for index, group in enumerate(groups)]
         return [unit for known in self._known for unit in known.units]
 
-    def _group(self, index: int, group: Group, known: _Known) -> _Known:
+    def _group(self, index: int, group: Group, known: _Group) -> _Group:
         options, cutting = _options(group), _cutting(group)
         if not _are_equal(known.options, options):
             self._require_options(group)
@@ -136,10 +200,10 @@ class Units:
         if not _are_equal(known.cutting, cutting):
             self._require_cut(group)
             units = list(units_of(group, index))
-        return _Known(options, cutting, units)
+        return _Group(options, cutting, units)
 
 
-class _Known(NamedTuple):
+class _Group(NamedTuple):
     """A group as it was when it was last looked at."""
 
     options: list[Any] | None = None
@@ -157,8 +221,7 @@ _APART = ("params", "param_names", "lr", "skipped_steps")
 
 def _cutting(group: Group) -> list[Any]:
     """All that decides how a group is cut. Parameters and the group count by identity, and units keep them alive."""
-    params = group["params"]
-    return [id(group), group["grouping"], group["block_size"], [*map(id, params)], [param.shape for param in params]]
+    return [id(group), group["grouping"], group["block_size"], [*map(id, group["params"])]]
 
 
 def _are_equal(before: list[Any] | None, now: list[Any]) -> bool:
