@@ -729,8 +729,9 @@ def test_statistics_have_the_promised_dtype_and_lie_with_the_parameter(case: Opt
     promised = torch.float64 if dtype == torch.float64 else torch.float32
     assert len(optimizer.state) == len(list(model.parameters()))
     for param, state in optimizer.state.items():
-        assert (state["step"].dtype, state["step"].device.type) == (torch.int64, "cpu")
-        for name in {*state} - {"step"}:
+        for name in {*state} & {"step", "cut"}:
+            assert (state[name].dtype, state[name].device.type) == (torch.int64, "cpu")
+        for name in {*state} - {"step", "cut"}:
             assert (name, state[name].dtype, state[name].device) == (name, promised, param.device)
         assert param.dtype == dtype
         assert bool(param.isfinite().all())
@@ -770,7 +771,7 @@ def test_a_block_keeps_the_triangle_of_its_second_moment_and_no_more(case: Optim
     run(optimizer, [1])
     shapes = [tuple(optimizer.state[p]["second_moment"].shape) for p in (weight, kernel, bias)]
     assert shapes == [(2 * 3, 55), (2 * 4, 45), (1, 28)]
-    names = {"step", "second_moment"} | ({"exp_avg"} if optimizer.averages_gradient else set())
+    names = {"step", "cut", "second_moment"} | ({"exp_avg"} if optimizer.averages_gradient else set())
     assert all({*state} == names for state in optimizer.state.values())
 
 
