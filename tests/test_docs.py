@@ -110,7 +110,7 @@ def test_the_readme_names_the_two_commands_of_a_fresh_machine() -> None:
 
 @each_document
 def test_every_command_of_the_tool_that_is_named_exists(document: Path) -> None:
-    cli = pytest.importorskip("blockadapt_experiments.cli")
+    cli = pytest.importorskip("blockadapt_experiments.commands.cli")
     commands = {command.name or command.callback.__name__.replace("_", "-") for command in cli.app.registered_commands}
     assert "demo" in commands
     named = set(re.findall(r"^\s*(?:\$ )?blockadapt ([a-z][\w-]*)", shell(document), re.MULTILINE))

@@ -25,7 +25,7 @@ EXTRA = {
 def main() -> None:
     """Run the command; say how to install what it needs if that is missing."""
     try:
-        from blockadapt_experiments.cli import app
+        from blockadapt_experiments.commands.cli import app
 
         app(prog_name="blockadapt")
     except ModuleNotFoundError as error:

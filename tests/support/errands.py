@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockadapt_experiments.workers import THREAD_VARIABLES, Report, Unit
+from blockadapt_experiments.running.workers import THREAD_VARIABLES, Leg, Report
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Errand:
         return self.folder / self.what / "error.txt"
 
     def __call__(self, report: Report) -> object:
-        report(Unit(1, 2, {"x": 0.5}))
+        report(Leg(1, 2, {"x": 0.5}))
         if self.what == "raise":
             raise UnpicklableError("no luck\nat all", report)
         if self.what == "die":
@@ -35,7 +35,7 @@ class Errand:
         if self.what == "sleep":
             (self.folder / f"asleep-{os.getpid()}").touch()
             time.sleep(60)
-        report(Unit(2, 2, {}))
+        report(Leg(2, 2, {}))
         return {"threads": [os.environ.get(name) for name in THREAD_VARIABLES], "process": os.getpid()}
 
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from blockadapt_experiments.config import load
-from blockadapt_experiments.experiments import get_experiment
-from blockadapt_experiments.runner import Request
+from blockadapt_experiments.core.config import load
+from blockadapt_experiments.experiments.registry import get_experiment
+from blockadapt_experiments.running.runner import Request
 
 EXPERIMENT = "mnist-lenet300"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from blockadapt_experiments.experiment import Claim, Experiment, Metric, Verdict
-from blockadapt_experiments.summary import Summary, interval
+from blockadapt_experiments.claims.claim import Claim, Verdict
+from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.results.intervals import interval
+from blockadapt_experiments.results.measurements import Metric
+from blockadapt_experiments.results.summary import Summary
 
 ENVIRONMENT = {
     "machine": {"system": "Linux-6.1-x86_64", "processor": "A processor", "cores": 2},
@@ -66,25 +69,25 @@ def write_run(
     rows: Sequence[Mapping[str, float]],
     *,
     lr: float = 1e-3,
-    unit: float | None = 0.5,
+    leg: float | None = 0.5,
     numbers: Mapping[str, float] | None = None,
     finished: bool = True,
     arrays: Mapping[str, np.ndarray] | None = None,
     environment: Mapping[str, Any] = ENVIRONMENT,
 ) -> Path:
-    """One run, with one row a unit of that many seconds (None: no times)."""
+    """One run, with one row a leg of that many seconds (None: no times)."""
     directory = out / "runs" / arm / (variant.replace("/", "-") or "-") / f"seed-{seed}"
     directory.mkdir(parents=True)
     about = {"experiment": "pretend", "scale": "laptop", "arm": arm, "variant": variant, "seed": seed, "lr": lr}
     write_json(directory / "run.json", {**about, "settings": {}, "environment": environment})
     write_lines(directory / "metrics.jsonl", rows)
-    if unit is not None:
-        timing = [{"unit": i, "seconds": unit, "last_row": i + 1} for i in range(len(rows))]
+    if leg is not None:
+        timing = [{"leg": i, "seconds": leg, "last_row": i + 1} for i in range(len(rows))]
         write_lines(directory / "timing.jsonl", timing)
     if arrays is not None:
         np.savez(directory / "arrays.npz", **arrays)
     if finished:
-        result = {"numbers": numbers or {}, "seconds": len(rows) * (unit or 0.0), "peak_memory_bytes": 10**8}
+        result = {"numbers": numbers or {}, "seconds": len(rows) * (leg or 0.0), "peak_memory_bytes": 10**8}
         write_json(directory / "result.json", {**result, "finished": "2025-01-01T00:00:00+00:00"})
     else:
         (directory / "checkpoint.pt").write_bytes(b"not read here")
@@ -131,9 +134,9 @@ def realistic(out: Path) -> Experiment[NoSettings]:
             rows = rows_of(loss=loss.tolist(), accuracy=accuracy.tolist())
             numbers = {"state_bytes": state[number], "final_state_bytes": state[number], "steps": 1880.0}
             killed = (arm, seed) == ("block-rmsprop", 2)
-            lr, unit = [1e-3, 3.2e-3, 1e-2, 1e-3, 1e-4][number], 1.1 + [0, 0.5, 2.2, 0.1, 0.5][number]
+            lr, leg = [1e-3, 3.2e-3, 1e-2, 1e-3, 1e-4][number], 1.1 + [0, 0.5, 2.2, 0.1, 0.5][number]
             write_run(
-                out, arm, "", seed, rows[:9] if killed else rows, lr=lr, unit=unit, numbers=numbers, finished=not killed
+                out, arm, "", seed, rows[:9] if killed else rows, lr=lr, leg=leg, numbers=numbers, finished=not killed
             )
     tried = [[10.0**k, abs(k + 3) / 10 + 0.05] for k in range(-4, 1)]
     tuned = {"trials": 5, "objective": "validation_loss", "value": 0.05, "tried": tried}
@@ -178,7 +181,7 @@ def swept(out: Path, steps: int = 3000, seeds: int = 8) -> Experiment[NoSettings
                     + 0.03 * random.standard_normal(steps) / int(variant[2:])
                 )
                 rows = [{"step": int(s), "loss": float(l)} for s, l in zip(step, loss, strict=True)]
-                write_run(out, arm, variant, seed, rows, lr=0.1, unit=1e-4)
+                write_run(out, arm, variant, seed, rows, lr=0.1, leg=1e-4)
     metrics = (Metric("loss", "training loss"),)
     return experiment(
         name="toy-adagrad",

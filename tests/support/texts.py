@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blockadapt_experiments.language import TextFiles
+from blockadapt_experiments.data.text import TextFiles
 
 
 def write_text(folder: Path, name: str, train: str = "a b\n", valid: str = "a\n", test: str = "b\n") -> TextFiles:

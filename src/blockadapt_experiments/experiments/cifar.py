@@ -13,8 +13,9 @@ SGD, 0.1, or ten times that, which is what SGD with momentum 0.9 has as a step s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,16 +25,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from blockadapt.validation import require_integer
-from blockadapt_experiments.config import Settings
-from blockadapt_experiments.data import load_images
-from blockadapt_experiments.densenet import DenseNet, require_depth
-from blockadapt_experiments.digits import Examples
-from blockadapt_experiments.experiment import Claim, Experiment, Metric, Row, RunKey, Verdict
-from blockadapt_experiments.experiments.bars import Panel, draw_bars
-from blockadapt_experiments.experiments.contests import Part, finals, means, rivals, verdict
-from blockadapt_experiments.experiments.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
-from blockadapt_experiments.summary import Summary, interval
-from blockadapt_experiments.training import Classification, TrainingSettings, best_device, hold_out
+from blockadapt_experiments.claims.claim import Claim, Verdict
+from blockadapt_experiments.claims.contests import Part, finals, means, rivals, verdict
+from blockadapt_experiments.claims.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
+from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.core.settings import Settings
+from blockadapt_experiments.core.training import Classification, TrainingSettings, best_device, hold_out
+from blockadapt_experiments.data.examples import Examples
+from blockadapt_experiments.data.images import load_images
+from blockadapt_experiments.drawing.bars import Panel, draw_bars
+from blockadapt_experiments.models.densenet import DenseNet, require_depth
+from blockadapt_experiments.results.intervals import interval
+from blockadapt_experiments.results.measurements import Metric, Row, RunKey
+from blockadapt_experiments.results.summary import Summary
 
 MARGIN = 4
 """Zeros on each side of an image before it is cropped."""
@@ -134,13 +138,14 @@ class Cifar(Classification):
         ]
 
 
-def _make_task(name: str) -> Callable[[CifarSettings, RunKey, float, Path | None, bool], Cifar]:
-    data = DATA[name]
+def _make_task(
+    data: Data, model: Callable[[CifarSettings], DenseNet]
+) -> Callable[[CifarSettings, RunKey, float, Path | None, bool], Cifar]:
 
     def make(settings: CifarSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> Cifar:
         train, test = load_images(data.name, data_dir)
         return Cifar(
-            model=lambda: MODELS[name](settings),
+            model=partial(model, settings),
             sets=hold_out(
                 normalised(train, settings.train_examples, data),
                 normalised(test, settings.test_examples, data),
@@ -162,14 +167,11 @@ def _make_task(name: str) -> Callable[[CifarSettings, RunKey, float, Path | None
     return make
 
 
-def _make_model(name: str) -> Callable[[CifarSettings], DenseNet]:
+def _make_model(classes: int) -> Callable[[CifarSettings], DenseNet]:
     def make(settings: CifarSettings) -> DenseNet:
-        return DenseNet(settings.depth, settings.growth, DATA[name].classes, checkpointing=settings.checkpointing)
+        return DenseNet(settings.depth, settings.growth, classes, checkpointing=settings.checkpointing)
 
     return make
-
-
-MODELS: Mapping[str, Callable[[CifarSettings], DenseNet]] = {name: _make_model(name) for name in DATA}
 
 
 # The paper's claims -------------------------------------------------------------------------------------------------
@@ -278,6 +280,7 @@ METRICS = (
 
 
 def _experiment(name: str, title: str, section: str) -> Experiment[Any]:
+    model = _make_model(DATA[name].classes)
     return Experiment(
         name=name,
         title=title,
@@ -286,7 +289,8 @@ def _experiment(name: str, title: str, section: str) -> Experiment[Any]:
         axis="epoch",
         metrics=METRICS,
         variants=lambda settings: ("",),
-        task=_make_task(name),
+        task=_make_task(DATA[name], model),
+        model=model,
         claims=CLAIMS,
         objective="validation_accuracy",
         draw=draw,

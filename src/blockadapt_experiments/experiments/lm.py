@@ -13,7 +13,7 @@ are not comparable.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,28 +24,23 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from blockadapt.validation import Described, require, require_integer, require_number
-from blockadapt_experiments.config import Settings
-from blockadapt_experiments.contenders import make_optimizer
-from blockadapt_experiments.environment import state_bytes_of
-from blockadapt_experiments.experiment import Claim, Experiment, Metric, Outcome, Row, RunKey, Verdict
-from blockadapt_experiments.experiments.bars import Panel, draw_bars
-from blockadapt_experiments.experiments.contests import Part, finals, means, rivals, verdict
-from blockadapt_experiments.experiments.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
-from blockadapt_experiments.language import (
-    Corpus,
-    LanguageModel,
-    Memory,
-    find_text,
-    perplexity,
-    read_corpus,
-    streams,
-    unigram_perplexity,
-)
-from blockadapt_experiments.schedules import ScheduleSettings, make_schedule
-from blockadapt_experiments.summary import Summary, interval
-from blockadapt_experiments.training import Work, best_device, initial
+from blockadapt_experiments.claims.claim import Claim, Verdict
+from blockadapt_experiments.claims.contests import Part, finals, means, rivals, verdict
+from blockadapt_experiments.claims.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
+from blockadapt_experiments.contenders.catalogue import make_optimizer
+from blockadapt_experiments.contenders.memory import state_bytes_of
+from blockadapt_experiments.contenders.schedules import ScheduleSettings, make_schedule
+from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.core.settings import Settings
+from blockadapt_experiments.core.training import Work, best_device, initial
+from blockadapt_experiments.data.text import Corpus, find_text, read_corpus, streams, unigram_perplexity
+from blockadapt_experiments.drawing.bars import Panel, draw_bars
+from blockadapt_experiments.models.lstm import LanguageModel, Memory, perplexity
+from blockadapt_experiments.results.intervals import interval
+from blockadapt_experiments.results.measurements import Metric, Outcome, Row, RunKey
+from blockadapt_experiments.results.summary import Summary
 
-UNIT_STEPS = 100
+LEG_STEPS = 100
 """Steps between two moments at which a run can be saved; an epoch of Penn Treebank has 1,327."""
 
 
@@ -95,7 +90,7 @@ class LmSettings(Settings):
 
 
 class LanguageTask:
-    """One run, up to 100 steps a unit; a row an epoch.
+    """One run, up to 100 steps a leg; a row an epoch.
 
     Rows hold epoch, step, the mean loss of a token over the epoch's training, with dropout and while the weights moved,
     and perplexities after it. A loss, gradient or perplexity that is not finite ends the training, and the row of that
@@ -116,7 +111,7 @@ class LanguageTask:
         least = settings.streams * (settings.unroll + 1)
         tokens = Described(f"{len(corpus.train):,}")
         require(self.epoch_steps > 0, "lm-lstm", "train_tokens", f"at least {least:,}, a step's", tokens)
-        self.units = settings.epochs * math.ceil(self.epoch_steps / UNIT_STEPS)
+        self.legs = settings.epochs * math.ceil(self.epoch_steps / LEG_STEPS)
         measured = sum(map(len, corpus.held_out.values())) / (settings.streams * settings.unroll)
         self.work = Work(settings.epochs * self.epoch_steps, settings.epochs * measured)
         weights = int(np.random.SeedSequence(seed).generate_state(1)[0])
@@ -133,7 +128,7 @@ class LanguageTask:
         if self.diverged:
             return ()
         self.model.train()
-        end = min(self.position + UNIT_STEPS, self.epoch_steps)
+        end = min(self.position + LEG_STEPS, self.epoch_steps)
         while self.position < end and not self.diverged:
             self._train()
         return (self._end_epoch(),) if self.diverged or self.position == self.epoch_steps else ()
@@ -234,11 +229,6 @@ def make_task(settings: LmSettings, key: RunKey, lr: float, data_dir: Path | Non
     return LanguageTask(settings, corpus, key.arm, lr, key.seed)
 
 
-MODELS: Mapping[str, Callable[[LmSettings], LanguageModel]] = {
-    "lm-lstm": lambda settings: make_model(settings, settings.vocabulary)
-}
-
-
 # The paper's claims -------------------------------------------------------------------------------------------------
 
 OURS = "block-adam-clip"
@@ -336,6 +326,7 @@ EXPERIMENTS = (
         metrics=METRICS,
         variants=lambda settings: ("",),
         task=make_task,
+        model=lambda settings: make_model(settings, settings.vocabulary),
         claims=CLAIMS,
         objective="valid_perplexity",
         draw=draw,

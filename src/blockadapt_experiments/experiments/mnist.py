@@ -11,34 +11,28 @@ images it grows with the net's confidence, so it would prefer learning rates tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from blockadapt.validation import require_integer
-from blockadapt_experiments.config import Settings
-from blockadapt_experiments.data import load_images
-from blockadapt_experiments.digits import Examples
-from blockadapt_experiments.experiment import Claim, Experiment, Metric, RunKey, Verdict
-from blockadapt_experiments.experiments.verdicts import (
-    BySeed,
-    difference,
-    is_below_zero,
-    log_ratio,
-    mean_words,
-    ratio_words,
-    together,
-)
-from blockadapt_experiments.models import lenet_5_caffe, lenet_300_100
-from blockadapt_experiments.summary import Summary, interval
-from blockadapt_experiments.training import Classification, TrainingSettings, hold_out
+from blockadapt_experiments.claims.claim import Claim, Verdict
+from blockadapt_experiments.claims.contests import Part, means, oscillations, rivals, verdict
+from blockadapt_experiments.claims.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
+from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.core.settings import Settings
+from blockadapt_experiments.core.training import Classification, TrainingSettings, hold_out
+from blockadapt_experiments.data.examples import Examples
+from blockadapt_experiments.data.images import load_images
+from blockadapt_experiments.models.lenets import lenet_5_caffe, lenet_300_100
+from blockadapt_experiments.results.intervals import interval
+from blockadapt_experiments.results.measurements import Metric, RunKey
+from blockadapt_experiments.results.summary import Summary
 
 SIDE = 28
 
@@ -64,20 +58,16 @@ class MnistSettings(Settings, TrainingSettings):
         require_integer("settings", "test_examples", self.test_examples, least=1)
 
 
-MODELS: Mapping[str, Callable[[MnistSettings], nn.Module]] = {
-    "mnist-lenet300": lambda settings: lenet_300_100(),
-    "mnist-lenet5": lambda settings: lenet_5_caffe(),
-}
-
-
-def _make_task(name: str) -> Callable[[MnistSettings, RunKey, float, Path | None, bool], Classification]:
+def _make_task(
+    model: Callable[[], nn.Module],
+) -> Callable[[MnistSettings, RunKey, float, Path | None, bool], Classification]:
     def make(settings: MnistSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> Classification:
         train, test = load_images(settings.data, data_dir)
         sets = hold_out(
             _first(train, settings.train_examples), _first(test, settings.test_examples), settings, tuning=tuning
         )
         return Classification(
-            model=partial(MODELS[name], settings),
+            model=model,
             sets=sets,
             settings=settings,
             arm=key.arm,
@@ -130,77 +120,53 @@ PAIRS_WITH_GGT = (*PAIRS, Pair("block-adam", "ggt"))
 def _pairs(summary: Summary, pairs: tuple[Pair, ...]) -> Iterator[tuple[Pair, str]]:
     """Those of which both have run, with their names."""
     for pair in pairs:
-        if all(any(run.finished for run in summary.of(arm)) for arm in pair):
+        if rivals(summary, pair.block, (pair.other,)):
             yield pair, f"{summary.label(pair.block)} against {summary.label(pair.other)}"
-
-
-def _by_seed(summary: Summary, arm: str, values: np.ndarray) -> BySeed:
-    seeds = [run.key.seed for run in summary.of(arm) if run.finished]
-    return dict(zip(seeds, values.tolist(), strict=True))
-
-
-def _oscillation(summary: Summary, arm: str, metric: str) -> BySeed:
-    return _by_seed(summary, arm, summary.oscillation(arm, metric))
-
-
-def _mean_over_epochs(summary: Summary, arm: str, metric: str, share: float = 1.0, log: bool = False) -> BySeed:
-    """The mean of a metric over the first share of the epochs; of its logarithm if asked."""
-    finished = [run for run in summary.of(arm) if run.finished]
-    found = {}
-    for run in finished:
-        values = run.series("epoch", metric).values
-        first = values[: max(1, math.ceil(share * values.size))]
-        found[run.key.seed] = float(np.mean(np.log(first) if log else first)) if first.size else math.nan
-    return found
-
-
-def _verdict(parts: list[tuple[bool | None, str]]) -> Verdict:
-    if not parts:
-        return Verdict(None, "No block method ran together with what the paper compares it with.")
-    return Verdict(together(held for held, _ in parts), "; ".join(words for _, words in parts) + ".")
 
 
 def judge_early(summary: Summary) -> Verdict:
     """Whether training losses are within a factor of each other early on."""
     parts = []
     for pair, name in _pairs(summary, PAIRS):
-        block, other = (_mean_over_epochs(summary, arm, "train_loss", EARLY, log=True) for arm in pair)
+        block, other = (means(summary, arm, "train_loss", EARLY, log=True) for arm in pair)
         ratios = difference(block, other)
         mean, half = interval(ratios)
         held = True if abs(mean) + half < math.log(SIMILAR) else False if abs(mean) - half > math.log(SIMILAR) else None
-        parts.append((held, f"{name}: early training loss {ratio_words(ratios)}, alike if within ×{SIMILAR}"))
-    return _verdict(parts)
+        parts.append(Part(held, f"{name}: early training loss {ratio_words(ratios)}, alike if within ×{SIMILAR}"))
+    return verdict(parts)
 
 
 def judge_late(summary: Summary) -> Verdict:
     """Whether the training loss of the block methods swings less late in training."""
     parts = []
     for pair, name in _pairs(summary, PAIRS):
-        swings = [_oscillation(summary, arm, "train_loss") for arm in pair]
+        swings = [oscillations(summary, arm, "train_loss") for arm in pair]
         # A net that has died stands still, and there is no ratio to that.
         ratios = log_ratio(*({seed: swing or math.nan for seed, swing in by_seed.items()} for by_seed in swings))
-        parts.append((is_below_zero(ratios), f"{name}: late oscillation of the training loss {ratio_words(ratios)}"))
-    return _verdict(parts)
+        parts.append(
+            Part(is_below_zero(ratios), f"{name}: late oscillation of the training loss {ratio_words(ratios)}")
+        )
+    return verdict(parts)
 
 
 def judge_steady(summary: Summary) -> Verdict:
     """Whether the test accuracy of the block methods swings less late in training."""
     parts = []
     for pair, name in _pairs(summary, PAIRS_WITH_GGT):
-        points = 100 * difference(*(_oscillation(summary, arm, "test_accuracy") for arm in pair))
+        points = 100 * difference(*(oscillations(summary, arm, "test_accuracy") for arm in pair))
         words = f"{name}: late oscillation of the test accuracy differs by {mean_words(points)} points"
-        parts.append((is_below_zero(points), words))
-    return _verdict(parts)
+        parts.append(Part(is_below_zero(points), words))
+    return verdict(parts)
 
 
 def judge_higher(summary: Summary) -> Verdict:
     """Whether the test accuracy of the block methods is higher, averaged over all epochs."""
     parts = []
     for pair, name in _pairs(summary, PAIRS_WITH_GGT):
-        points = 100 * difference(*(_mean_over_epochs(summary, arm, "test_accuracy") for arm in pair))
+        points = 100 * difference(*(means(summary, arm, "test_accuracy") for arm in pair))
         words = f"{name}: test accuracy, mean over epochs, differs by {mean_words(points)} points"
-        parts.append((is_below_zero(-points), words))
-    return _verdict(parts)
+        parts.append(Part(is_below_zero(-points), words))
+    return verdict(parts)
 
 
 CLAIMS = (
@@ -220,7 +186,7 @@ METRICS = (
 )
 
 
-def _experiment(name: str, title: str, target: float) -> Experiment[MnistSettings]:
+def _experiment(name: str, title: str, model: Callable[[], nn.Module], target: float) -> Experiment[MnistSettings]:
     return Experiment(
         name=name,
         title=title,
@@ -229,7 +195,8 @@ def _experiment(name: str, title: str, target: float) -> Experiment[MnistSetting
         axis="epoch",
         metrics=METRICS,
         variants=lambda settings: ("",),
-        task=_make_task(name),
+        task=_make_task(model),
+        model=lambda settings: model(),
         claims=CLAIMS,
         objective="validation_accuracy",
         target=("test_accuracy", target),
@@ -237,6 +204,6 @@ def _experiment(name: str, title: str, target: float) -> Experiment[MnistSetting
 
 
 EXPERIMENTS = (
-    _experiment("mnist-lenet300", "LeNet-300-100 on MNIST: block against diagonal against GGT", 0.95),
-    _experiment("mnist-lenet5", "LeNet-5 (Caffe's) on MNIST: block against diagonal against GGT", 0.98),
+    _experiment("mnist-lenet300", "LeNet-300-100 on MNIST: block against diagonal against GGT", lenet_300_100, 0.95),
+    _experiment("mnist-lenet5", "LeNet-5 (Caffe's) on MNIST: block against diagonal against GGT", lenet_5_caffe, 0.98),
 )

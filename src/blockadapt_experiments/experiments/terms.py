@@ -29,14 +29,17 @@ from blockadapt.diagnostics import SpectrumRecorder
 from blockadapt.diagnostics.recorder import TOTAL
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.validation import require_choice, require_integer
-from blockadapt_experiments.config import Settings
-from blockadapt_experiments.data import load_images
-from blockadapt_experiments.digits import Examples
-from blockadapt_experiments.experiment import Claim, Experiment, Metric, Outcome, Row, RunKey, Verdict
-from blockadapt_experiments.experiments.toy_drawing import write_png
-from blockadapt_experiments.experiments.verdicts import BySeed, ratio_words, together
-from blockadapt_experiments.summary import Summary, interval
-from blockadapt_experiments.training import Classification, Sets, TrainingSettings
+from blockadapt_experiments.claims.claim import Claim, Verdict
+from blockadapt_experiments.claims.verdicts import BySeed, ratio_words, together
+from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.core.settings import Settings
+from blockadapt_experiments.core.training import Classification, Sets, TrainingSettings
+from blockadapt_experiments.data.examples import Examples
+from blockadapt_experiments.data.images import load_images
+from blockadapt_experiments.files.png import write_png
+from blockadapt_experiments.results.intervals import interval
+from blockadapt_experiments.results.measurements import Metric, Outcome, Row, RunKey
+from blockadapt_experiments.results.summary import Summary
 
 LAYERS = ("fc1", "fc2")
 HIDDEN, CLASSES = 100, 10
@@ -101,7 +104,7 @@ def mlp(inputs: int) -> nn.Sequential:
 
 
 class TermsTask:
-    """One run: an epoch a unit, with a row for each recorded step and one for the training loss after each epoch."""
+    """One run: an epoch a leg, with a row for each recorded step and one for the training loss after each epoch."""
 
     def __init__(self, settings: TermsSettings, key: RunKey, lr: float, data_dir: Path | None) -> None:
         train, _ = load_images(settings.data, data_dir)
@@ -118,7 +121,7 @@ class TermsTask:
             seed=key.seed,
             prepare=_scaled,
         )
-        self.units = self._training.units
+        self.legs = self._training.legs
         assert isinstance(self._training.optimizer, BlockOptimizer)
         self._recorder = SpectrumRecorder(self._training.optimizer, settings.every)
 

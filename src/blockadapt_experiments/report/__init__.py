@@ -1,6 +1,6 @@
 """The report of an experiment: an interactive page, PNG curves, CSV tables and a Markdown page.
 
-`summary` → `table`, `figures`, `content` → `page`, `markdown`: what was measured, what is said about it, how it looks.
+`reading` → `table`, `figures`, `content` → `page`, `markdown`: what was measured, what is said about it, how it looks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from blockadapt.validation import refusal
-from blockadapt_experiments.experiment import Experiment
+from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.report.content import content
 from blockadapt_experiments.report.figures import write_figures
 from blockadapt_experiments.report.markdown import write_markdown
 from blockadapt_experiments.report.page import write_page
+from blockadapt_experiments.report.reading import read, recorded_experiment
 from blockadapt_experiments.report.table import cell, write_table
-from blockadapt_experiments.summary import Summary, read
+from blockadapt_experiments.results.summary import Summary
 
 __all__ = ["write_report"]
 
@@ -35,18 +36,19 @@ def write_report(out: Path, experiment: Experiment[Any] | None = None) -> list[P
     Raises:
         ValueError: If that is no directory of an experiment, or cannot be written to.
     """
+    experiment = experiment or recorded_experiment(out)
     summary = read(out, experiment)
     directory = out / "report"
     try:
         directory.mkdir(exist_ok=True)
-        return _write(summary, out / "report.html", directory)
+        return _write(experiment, summary, out / "report.html", directory)
     except (PermissionError, NotADirectoryError, FileExistsError):
         raise ValueError(refusal("report", "dir", "a directory that can be written to", str(out))) from None
 
 
-def _write(summary: Summary, page: Path, directory: Path) -> list[Path]:
+def _write(experiment: Experiment[Any], summary: Summary, page: Path, directory: Path) -> list[Path]:
     figures = write_figures(summary, directory)
-    said = content(summary, figures, directory)
+    said = content(experiment, summary, figures, directory)
     table, curves, markdown = (directory / name for name in ("table.csv", "curves.csv", "summary.md"))
     write_table(said.table, said.others, table)
     _write_curves(summary, curves)

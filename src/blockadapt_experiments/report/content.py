@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from blockadapt_experiments.experiment import Verdict
-from blockadapt_experiments.report.formats import NONE, number, setting
+from blockadapt_experiments.claims.claim import Verdict
+from blockadapt_experiments.core.config import flat, load, plain
+from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.report.table import Table, other_numbers, results
-from blockadapt_experiments.summary import Summary, flat
+from blockadapt_experiments.results.formats import NONE, number, setting
+from blockadapt_experiments.results.summary import Summary
 
 VERDICTS = {True: "held", False: "did not hold", None: "cannot tell"}
 
@@ -111,18 +113,18 @@ class Content:
         return f"{metric.label} {'≥' if metric.better == 'high' else '≤'} {number(value)}"
 
 
-def content(summary: Summary, figures: Sequence[Path], directory: Path) -> Content:
+def content(experiment: Experiment[Any], summary: Summary, figures: Sequence[Path], directory: Path) -> Content:
     """Judge, draw and compare all that the report needs."""
-    pictures, troubles = _draw(summary, directory)
+    pictures, troubles = _draw(experiment, summary, directory)
     return Content(
         summary=summary,
         table=results(summary),
         others=other_numbers(summary),
-        judged=[Judged(claim.paper, _judge(summary, claim.judge)) for claim in summary.experiment.claims],
+        judged=[Judged(claim.paper, _judge(summary, claim.judge)) for claim in experiment.claims],
         figures=figures,
         pictures=pictures,
         troubles=[*_failures(summary), *troubles],
-        differences=_differences(summary),
+        differences=_differences(experiment, summary),
         tuned=_tuned(summary),
         environment={key.removesuffix("_bytes"): _told(key, value) for key, value in flat(summary.environment).items()},
         elsewhere=_elsewhere(summary),
@@ -141,12 +143,12 @@ def _judge(summary: Summary, judge: Callable[[Summary], Verdict]) -> Verdict:
         return Verdict(None, f"Only {summary.finished} of {summary.planned} runs are finished.")
 
 
-def _draw(summary: Summary, directory: Path) -> tuple[Sequence[Path], list[str]]:
+def _draw(experiment: Experiment[Any], summary: Summary, directory: Path) -> tuple[Sequence[Path], list[str]]:
     """The experiment's own pictures, and what to say if they failed; there may be none while runs are missing."""
-    if summary.experiment.draw is None:
+    if experiment.draw is None:
         return [], []
     try:
-        return summary.experiment.draw(summary, directory), []
+        return experiment.draw(summary, directory), []
     except Exception as error:
         return [], [f"Drawing failed: {type(error).__name__}: {error}."] if summary.complete else []
 
@@ -159,11 +161,9 @@ def _failures(summary: Summary) -> list[str]:
     ]
 
 
-def _differences(summary: Summary) -> list[Difference] | None:
-    from blockadapt_experiments.config import load, plain
-
+def _differences(experiment: Experiment[Any], summary: Summary) -> list[Difference] | None:
     try:
-        paper = flat(plain(load(summary.experiment, "paper")))
+        paper = flat(plain(load(experiment, "paper")))
     except (ValueError, OSError):  # an experiment that ships no settings
         return None
     here = flat(summary.settings)

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from blockadapt_experiments.experiment import Metric
-from blockadapt_experiments.summary import Band, Curve, Summary
-
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow, which is too light for a line.
-# Line styles tell them apart in grey too. 7 and 4 have no common divisor: 28 optimizers get 28 different pairs.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
+from blockadapt_experiments.drawing.colours import COLOURS, DASHES
+from blockadapt_experiments.files.png import write_png
+from blockadapt_experiments.results.measurements import Metric
+from blockadapt_experiments.results.summary import Band, Curve, Summary
 
 ROW = 3
 """The most panels side by side."""
@@ -35,8 +31,7 @@ def write_figures(summary: Summary, directory: Path) -> list[Path]:
         curves = {(arm, v): summary.curve(arm, metric.key, v) for arm in summary.arms for v in summary.variants}
         if any(np.isfinite(curve.values).any() for curve in curves.values()):
             path = directory / f"{summary.experiment.name}-{file_name(metric.key)}.png"
-            FigureCanvasAgg(_figure(summary, metric, curves)).print_png(path)
-            written.append(path)
+            written.append(write_png(_figure(summary, metric, curves), path))
     return written
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from blockadapt_experiments.report.content import Content
-from blockadapt_experiments.report.formats import number
 from blockadapt_experiments.report.table import Line, Table
+from blockadapt_experiments.results.formats import number
 
 
 def write_markdown(content: Content, path: Path) -> None:

@@ -17,9 +17,10 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from blockadapt_experiments.core.config import flat
 from blockadapt_experiments.report.content import Content
-from blockadapt_experiments.report.formats import number, setting
-from blockadapt_experiments.summary import Summary, flat
+from blockadapt_experiments.results.formats import number, setting
+from blockadapt_experiments.results.summary import Summary
 
 POINTS, SEED_POINTS = 800, 200
 """The most points that the page keeps of a mean, and of one seed: about what a screen can show."""

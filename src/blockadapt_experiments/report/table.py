@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from blockadapt_experiments.report import formats
-from blockadapt_experiments.summary import Summary, interval
+from blockadapt_experiments.results import formats
+from blockadapt_experiments.results.intervals import interval
+from blockadapt_experiments.results.summary import Summary
 
 Better = Literal["low", "high"] | None
 

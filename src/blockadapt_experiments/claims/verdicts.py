@@ -1,0 +1,63 @@
+"""What claims are judged by: differences between two arms on the same seeds, and the words that carry the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from blockadapt_experiments.results.intervals import interval
+from blockadapt_experiments.results.summary import Summary
+
+BySeed = Mapping[int, float]
+"""One value for each seed."""
+
+
+def numbers(summary: Summary, arm: str, name: str, variant: str = "") -> BySeed:
+    """A number that the finished runs of an arm left, by seed."""
+    seeds = [run.key.seed for run in summary.of(arm, variant) if run.finished]
+    return dict(zip(seeds, summary.number(arm, name, variant).tolist(), strict=True))
+
+
+def difference(first: BySeed, second: BySeed) -> np.ndarray:
+    """First minus second, over the seeds that both have."""
+    return np.array([first[seed] - second[seed] for seed in first if seed in second])
+
+
+def log_ratio(first: BySeed, second: BySeed) -> np.ndarray:
+    """log(first / second), over the seeds that both have."""
+    return np.array([np.log(first[seed] / second[seed]) for seed in first if seed in second])
+
+
+def is_below_zero(values: np.ndarray) -> bool | None:
+    """Whether the 95% interval of the mean lies below zero; False if above, None if it does not tell."""
+    mean, half = interval(values)
+    if mean + half < 0:
+        return True
+    return False if mean - half > 0 else None
+
+
+def together(parts: Iterable[bool | None]) -> bool | None:
+    """True if all parts are, False if one is; None where these runs cannot tell, or there is no part."""
+    found = list(parts)
+    if False in found:
+        return False
+    return True if found and None not in found else None
+
+
+def mean_words(values: Iterable[float] | np.ndarray) -> str:
+    """`0.123 ± 0.045`: mean and 95% half width."""
+    mean, half = interval(np.fromiter(values, dtype=np.float64))
+    if np.isnan(mean):
+        return "no number"
+    return f"{mean:.3g} ± {half:.2g}" if np.isfinite(half) else f"{mean:.3g} (one seed)"
+
+
+def ratio_words(log_ratios: np.ndarray) -> str:
+    """`×0.50 (0.40 to 0.63)`: geometric mean and its 95% interval."""
+    mean, half = interval(log_ratios)
+    if np.isnan(mean):
+        return "no number"
+    if not np.isfinite(half):
+        return f"×{np.exp(mean):.3g} (one seed)"
+    return f"×{np.exp(mean):.3g} ({np.exp(mean - half):.3g} to {np.exp(mean + half):.3g})"

@@ -1,0 +1,1 @@
+"""What the `blockadapt` command does: parse, call, show."""

@@ -1,0 +1,220 @@
+"""The commands: parse, call, display. What a command does lives in its own module, loaded when it is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from blockadapt_experiments.commands import display
+from blockadapt_experiments.commands.display import say
+
+if TYPE_CHECKING:
+    from blockadapt_experiments.commands.bench import Row
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="One of `blockadapt list`.")]
+Scale = Annotated[str, typer.Option(metavar="SCALE", help="smoke, laptop or paper.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as optimizer.block_size=25."),
+]
+
+
+@app.callback()
+def root() -> None:
+    """Block-diagonal adaptive optimizers for PyTorch: demos and experiments."""
+
+
+@app.command("list")
+def list_experiments() -> None:
+    """Show the experiments."""
+    from blockadapt_experiments.core.config import SCALES
+    from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
+
+    Console().print(display.experiments_table([get_experiment(name) for name in EXPERIMENTS], SCALES))
+
+
+@app.command()
+def run(
+    experiment: ExperimentName,
+    scale: Scale = "laptop",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the records go; runs/EXPERIMENT-SCALE if not given.")
+    ] = None,
+    seed: Annotated[
+        list[str] | None, typer.Option(metavar="S", help="A seed, or several with commas; can be given again.")
+    ] = None,
+    optimizers: Annotated[str | None, typer.Option(metavar="A,B", help="Only these optimizers.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where data sets or texts lie; the hub if not given.")
+    ] = None,
+    changes: Changes = None,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, which share the cores.")] = 1,
+    tune: Annotated[bool, typer.Option("--tune", help="Find learning rates first, on validation data.")] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database to tune through; DIR/tuning.db if not given."),
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's logs too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+) -> None:
+    """Run an experiment.
+
+    Whatever stops it, the same command goes on where it stopped and ends with the same numbers. Finished runs are kept.
+    """
+    from blockadapt_experiments.commands.session import Session
+    from blockadapt_experiments.core.config import load
+    from blockadapt_experiments.experiments.registry import get_experiment
+    from blockadapt_experiments.running.runner import Request, threads_for
+
+    command = shlex.join(["blockadapt", *sys.argv[1:]])
+    out = out or Path("runs") / f"{experiment}-{scale}"
+    with _one_sentence():
+        settings = load(get_experiment(experiment), scale, [*(changes or ()), *_selection(seed, optimizers)])
+        if storage and not tune:
+            raise ValueError("run: `storage` must be given together with --tune.")
+        request = Request(experiment, scale, settings, out, data_dir, threads_for(jobs), tensorboard)
+        session = Session(request, jobs, command, Console())
+        if dry_run:
+            session.show(tune)
+            return
+        session.check(tune)
+        _require_directory("run", out)
+        session.begin(tune)
+        try:
+            rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}") if tune else None
+            complete = session.run(rates)
+        except KeyboardInterrupt:
+            typer.echo(f"Interrupted; `{command}` goes on where this stopped.", err=True)
+            raise typer.Exit(130) from None
+    raise typer.Exit(0 if complete else 1)
+
+
+def _selection(seeds: list[str] | None, optimizers: str | None) -> Iterator[str]:
+    """`--seed` and `--optimizers` as changes of settings."""
+    if seeds:
+        words = [word.strip() for text in seeds for word in text.split(",")]
+        if not all(word.isdecimal() for word in words):
+            raise ValueError(f"run: `seed` must be integers >= 0 with commas between, got {','.join(seeds)!r}.")
+        yield f"seeds={[int(word) for word in words]}"
+    if optimizers is not None:
+        yield f"optimizers={json.dumps([name.strip() for name in optimizers.split(',')])}"
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="Where `blockadapt run` has written to.")],
+) -> None:
+    """Write a report of an experiment: one page that works offline, with curves and tables, and figures."""
+    from blockadapt_experiments.report import write_report
+
+    with _one_sentence():
+        files = write_report(out)
+    say(Console(), f"Wrote {', '.join(str(file.relative_to(out)) for file in files)} to {out}.")
+
+
+@app.command()
+def plan(
+    experiment: ExperimentName,
+    optimizer: Annotated[str, typer.Option(metavar="NAME", help="A block method.")] = "block-adam",
+    block_size: Annotated[int | None, typer.Option(metavar="N", help="Coordinates in a block.")] = None,
+    scale: Scale = "laptop",
+    changes: Changes = None,
+) -> None:
+    """Show how a block method cuts up the model of an experiment, and what that costs. Trains nothing."""
+    from blockadapt_experiments.commands.planning import plan_experiment
+
+    sizes = [] if block_size is None else [f"optimizer.block_size={block_size}"]
+    with _one_sentence():
+        typer.echo(plan_experiment(experiment, optimizer, scale, [*(changes or ()), *sizes]))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the plots and the numbers go.")] = Path("demo"),
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the training images.")] = 40,
+    seed: Annotated[int, typer.Option(metavar="S", help="Of the initial weights and the minibatch order.")] = 0,
+) -> None:
+    """Train two small nets with four optimizers.
+
+    The data are scikit-learn's digits; the optimizers SGD, Adam, Block-Adam and Block-Adam with spectrum clipping.
+    Prints a table and writes plots and numbers. Takes about a minute.
+    """
+    from blockadapt_experiments.commands.demo import Settings, record, run_demo
+    from blockadapt_experiments.commands.demo_plots import write_plots
+    from blockadapt_experiments.data.digits import digits
+
+    with _one_sentence():
+        settings = Settings(epochs, seed)
+        _require_directory("demo", out)
+    console = Console()
+    data = digits()
+    with display.demo_progress(console, settings) as on_epoch:
+        runs = run_demo(settings, data, on_epoch)
+    numbers = out / "demo.json"
+    numbers.write_text(json.dumps(record(settings, data, runs), indent=2) + "\n", encoding="utf-8")
+    files = [*write_plots(runs, f"{len(data.train):,} training images, seed {seed}", out), numbers]
+    console.print(display.demo_table(runs, settings, len(data.test)))
+    names = ", ".join(file.name for file in files)
+    say(console, f"Wrote {names} to {out}. This is one seed on a tiny data set: a look, not evidence.")
+
+
+@app.command()
+def bench(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the numbers go.")] = Path("bench"),
+    rounds: Annotated[int, typer.Option(metavar="N", min=5, help="Turns that each contender takes.")] = 30,
+) -> None:
+    """Measure speed and memory, as ratios within this run.
+
+    Prints a table against floors and goals, and writes bench.json and environment.json. Takes a few minutes; leave the
+    machine alone meanwhile.
+    """
+    from blockadapt_experiments.commands.bench import SECTIONS
+    from blockadapt_experiments.running.environment import environment
+
+    with _one_sentence():
+        _require_directory("bench", out)
+    console = Console()
+    rows: list[Row] = []
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
+        task = progress.add_task("measuring", total=len(SECTIONS))
+        for name, section in SECTIONS.items():
+            progress.update(task, description=name)
+            rows += section(rounds)
+            progress.advance(task)
+    (out / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+    (out / "bench.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+    console.print(display.bench_table(rows))
+    say(console, f"Wrote bench.json and environment.json to {out}.")
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turn a ValueError about the user's input into its one sentence and exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from None
+
+
+def _require_directory(owner: str, path: Path) -> None:
+    """Make the directory, or raise ValueError if that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError
+    except OSError:
+        raise ValueError(f"{owner}: `out` must be a directory that can be written to, got {str(path)!r}.") from None

@@ -1,0 +1,403 @@
+"""The optimizers that experiments compare, by name, each made from the same settings.
+
+AdaBound, AMSBound, Yogi, SOAP and Shampoo are pytorch_optimizer's, GGT is in `ggt.py`, the rest is torch's or ours:
+nothing is rewritten here. The docstring of each builder states the rule that its optimizer follows and what of it could
+not be set; `tests/test_contenders.py` holds every one to its rule.
+
+A setting means the same wherever a method has it: `eps` is added to √v, `weight_decay` times x to the gradient. The
+builders name the exceptions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from blockadapt import BlockAdaFom, BlockAdagrad, BlockAdam, BlockRMSprop, SpectrumClip, param_groups
+from blockadapt.errors import NonFiniteGradientError
+from blockadapt.partition import NAMED_GROUPINGS
+from blockadapt.validation import require, require_beta, require_bool, require_choice, require_integer, require_number
+from blockadapt_experiments.contenders.ggt import COLUMNS, COMPLEMENTS, GGT, MOMENTA, SCOPES
+
+LOST = (NonFiniteGradientError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+"""What an optimizer raises where a run has diverged: ours and GGT at the gradient, Shampoo and SOAP at its factors."""
+
+Family = Literal["adam", "rmsprop", "adagrad", "sgd", "other"]
+Kind = Literal["scalar", "diagonal", "block", "full", "low-rank", "kronecker"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """What optimizers are made with, besides their learning rate.
+
+    Attributes:
+        eps: δ of the block methods and ε of the diagonal ones that add it to √v: what differs is the shape of V.
+        beta1: Decay of m in the Adam family and in GGT.
+        beta2: Decay of V in the Adam family.
+        rms_decay: Decay of V in the RMSprop family.
+        bias_correction: Of `adam`, `amsgrad` and their block forms alike; the paper prints none.
+        block_size: Coordinates in a block, where the grouping leaves it open.
+        grouping: How the block methods cut parameters; "auto" gives each kind of layer its own rule.
+        momentum: Of SGD.
+        nesterov: Of SGD.
+        weight_decay: L2 penalty.
+        final_lr: α*, where the clipped spectrum, AdaBound and AMSBound end: a step size on the averaged momentum. SGD
+            with learning rate η and momentum 0.9 has 10η.
+        clip_progress: γT, how far the interval has closed at the end, for any number of steps T. The paper's CIFAR runs
+            have γ = 1e-3 and 234,600 steps.
+        refresh_every: Steps that the block methods keep an eigenbasis for.
+        ggt_window: r of GGT, the gradients it keeps.
+        ggt_beta2: Decay of their weight with age.
+        ggt_complement: What GGT does outside their span.
+        ggt_scope: Whether GGT sees the whole model or each tensor by itself.
+        ggt_momentum: Whether the m of GGT is an average or a sum.
+        ggt_columns: What GGT keeps.
+        ggt_relative_cutoff: Where eigenvalues count as zero in GGT, as a share of the largest.
+        ggt_absolute_cutoff: The same as a number.
+    """
+
+    eps: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    rms_decay: float = 0.99
+    bias_correction: bool = False
+    block_size: int = 10
+    grouping: str = "auto"
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    final_lr: float = 0.1
+    clip_progress: float = 235.0
+    refresh_every: int = 1
+    ggt_window: int = 50
+    ggt_beta2: float = 1.0
+    ggt_complement: str = "drop"
+    ggt_scope: str = "model"
+    ggt_momentum: str = "average"
+    ggt_columns: str = "gradient"
+    ggt_relative_cutoff: float = 1e-10
+    ggt_absolute_cutoff: float = 0.0
+
+    def __post_init__(self) -> None:
+        owner = "optimizer"
+        for name in ("eps", "final_lr", "clip_progress"):
+            require_number(owner, name, getattr(self, name), above=0)
+        for name in ("beta1", "beta2", "rms_decay", "momentum"):
+            require_beta(owner, name, getattr(self, name))
+        require_number(owner, "weight_decay", self.weight_decay, least=0)
+        for name in ("bias_correction", "nesterov"):
+            require_bool(owner, name, getattr(self, name))
+        for name in ("block_size", "refresh_every", "ggt_window"):
+            require_integer(owner, name, getattr(self, name), least=1)
+        require_number(owner, "ggt_beta2", self.ggt_beta2, above=0, most=1)
+        require_number(owner, "ggt_relative_cutoff", self.ggt_relative_cutoff, least=0, below=1)
+        require_number(owner, "ggt_absolute_cutoff", self.ggt_absolute_cutoff, least=0)
+        require(not self.nesterov or self.momentum > 0, owner, "momentum", "> 0 where `nesterov` is set", self.momentum)
+        require_choice(owner, "grouping", self.grouping, NAMED_GROUPINGS)
+        require_choice(owner, "ggt_complement", self.ggt_complement, COMPLEMENTS)
+        require_choice(owner, "ggt_scope", self.ggt_scope, SCOPES)
+        require_choice(owner, "ggt_momentum", self.ggt_momentum, MOMENTA)
+        require_choice(owner, "ggt_columns", self.ggt_columns, COLUMNS)
+
+
+Builder = Callable[[nn.Module, float, OptimizerSettings, int], Optimizer]
+"""Makes an optimizer for a model from lr, settings and the number of steps that it will take."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An optimizer that experiments can name.
+
+    Attributes:
+        name: As in settings and on the command line.
+        label: For people.
+        family: Whose moments it keeps.
+        kind: What it multiplies the step with: a number, a diagonal, blocks, a full matrix, one of low rank, a
+            Kronecker product.
+        clipped: Whether its spectrum is clipped to that of SGD.
+        lr: The learning rate to start from where none was tuned.
+        builder: Makes it.
+    """
+
+    name: str
+    label: str
+    family: Family
+    kind: Kind
+    clipped: bool
+    lr: float
+    builder: Builder
+
+
+def make_optimizer(name: str, model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """The contender of this name for this model.
+
+    Args:
+        name: One of `CONTENDERS`.
+        model: Its parameters are optimized.
+        lr: The learning rate; a schedule may move it later, and the ends of clipped spectra follow.
+        settings: All else.
+        steps: How many steps the run will take in all. The speed of clipping depends on it.
+
+    Raises:
+        ValueError: There is no such contender; the sentence names the nearest.
+    """
+    if name not in CONTENDERS:
+        nearest = max(CONTENDERS, key=lambda known: difflib.SequenceMatcher(None, name, known).ratio())
+        raise ValueError(f"make_optimizer: there is no optimizer {name!r}; the nearest is {nearest!r}.")
+    require_number("make_optimizer", "lr", lr, above=0)
+    require_integer("make_optimizer", "steps", steps, least=1)
+    return CONTENDERS[name].builder(model, lr, settings, steps)
+
+
+# torch's -----------------------------------------------------------------------------------------------------------
+
+
+def _sgd(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """b ← μ b + g; x ← x − α b (the first b is g), or g + μ b for b under Nesterov."""
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def _adam_options(lr: float, settings: OptimizerSettings) -> dict[str, Any]:
+    betas = (settings.beta1, settings.beta2)
+    return {"lr": lr, "betas": betas, "eps": settings.eps, "weight_decay": settings.weight_decay}
+
+
+def _adam(amsgrad: bool) -> Builder:
+    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← x − α m / (√v + ε); AMSGrad has v̂ ← max(v̂, v) for v.
+
+    torch cannot leave out the bias correction. Without it this is `BlockAdam` with blocks of one coordinate.
+    """
+
+    def build(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+        options = {**_adam_options(lr, settings), "amsgrad": amsgrad}
+        if settings.bias_correction:
+            return torch.optim.Adam(model.parameters(), **options)
+        return BlockAdam(model.named_parameters(), grouping="diagonal", bias_correction=False, **options)
+
+    return build
+
+
+def _rmsprop(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """v ← β₂ v + (1 − β₂) g²; x ← x − α g / (√v + ε)."""
+    return torch.optim.RMSprop(
+        model.parameters(), lr=lr, alpha=settings.rms_decay, eps=settings.eps, weight_decay=settings.weight_decay
+    )
+
+
+def _adagrad(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """v ← v + g²; x ← x − α g / (√v + ε). The averaged form of the block methods has ε√t for ε."""
+    return torch.optim.Adagrad(model.parameters(), lr=lr, eps=settings.eps, weight_decay=settings.weight_decay)
+
+
+def _adadelta(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """v ← ρ v + (1 − ρ) g²; d = g √(u + ε) / √(v + ε); u ← ρ u + (1 − ρ) d²; x ← x − α d.
+
+    Its own ρ = 0.9 and ε = 1e-6: this ε is inside the roots and sets the size of the first steps, so it is no damping.
+    """
+    return torch.optim.Adadelta(model.parameters(), lr=lr, rho=0.9, eps=1e-6, weight_decay=settings.weight_decay)
+
+
+def _nadam(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """Adam with bias correction, always, and m looked ahead: μₜ = β₁ (1 − 0.5 · 0.96^{0.004 t}).
+
+    x ← x − α [μₜ₊₁ m / (1 − Π_{τ≤t+1} μτ) + (1 − μₜ) g / (1 − Π_{τ≤t} μτ)] / (√(v / (1 − β₂ᵗ)) + ε).
+
+    torch keeps Π μ in float32, but loads it as the parameters are; in float64 a resumed run would then go another way.
+    """
+    optimizer = torch.optim.NAdam(model.parameters(), **_adam_options(lr, settings))
+    optimizer.register_load_state_dict_post_hook(_narrow_mu_product)
+    return optimizer
+
+
+def _narrow_mu_product(optimizer: Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["mu_product"] = state["mu_product"].to(torch.get_default_dtype())
+
+
+# pytorch_optimizer's -----------------------------------------------------------------------------------------------
+
+
+def _theirs(name: str, model: nn.Module, **options: Any) -> Optimizer:
+    """An optimizer of pytorch_optimizer. With weight decay it adds that to `p.grad` in place.
+
+    Raises:
+        TypeError: Its constructor does not name an option. It would take any and leave it unused.
+    """
+    import pytorch_optimizer  # here, because it takes most of a second
+
+    optimizer_class = getattr(pytorch_optimizer, name)
+    unknown = sorted(options.keys() - inspect.signature(optimizer_class).parameters.keys())
+    if unknown:
+        raise TypeError(f"{name}: the installed pytorch_optimizer has no {', '.join(f'`{key}`' for key in unknown)}.")
+    optimizer: Optimizer = optimizer_class(model.parameters(), **options)
+    return optimizer
+
+
+def _adabound(ams: bool) -> Builder:
+    """η = clip(α √(1 − β₂ᵗ) / (1 − β₁ᵗ) / (√v + ε), α*(1 − 1/(γt + 1)), α*(1 + 1/(γt))); x ← x − η m.
+
+    α* follows the schedule, final_lr · lr/lr₀. lr₀ is what it was made with and is not in its state: to resume, make it
+    with the first learning rate again. Bias correction is always on. √v is √(v + 1e-15). AMSBound has the running
+    maximum of v.
+    """
+
+    def build(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+        return _theirs(
+            "AdaBound",
+            model,
+            **_adam_options(lr, settings),
+            final_lr=settings.final_lr,
+            gamma=settings.clip_progress / steps,
+            weight_decouple=False,
+            ams_bound=ams,
+        )
+
+    return build
+
+
+def _yogi(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """v ← v + (1 − β₂) sign(g² − v) g²; x ← x − α m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + ε).
+
+    Its own ε = 1e-3 and v₀ = 1e-6; this version starts m from 1e-6 too. Bias correction is always on.
+    """
+    options = {**_adam_options(lr, settings), "eps": 1e-3, "initial_accumulator": 1e-6, "weight_decouple": False}
+    return _theirs("Yogi", model, **options)
+
+
+def _soap(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """Adam, with bias correction, in the eigenbases of running means of G Gᵀ and Gᵀ G; plain Adam for vectors.
+
+    Its own β = (0.95, 0.95), ε = 1e-8 and a new basis every 10 steps; ε is added before v is corrected. The first
+    gradient only sets the basis and moves nothing. Weight decay is decoupled: x ← (1 − α · weight_decay) x.
+    """
+    options = {"betas": (0.95, 0.95), "eps": 1e-8, "precondition_frequency": 10}
+    return _theirs("SOAP", model, lr=lr, weight_decay=settings.weight_decay, **options)
+
+
+def _shampoo(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """L ← L + G Gᵀ; R ← R + Gᵀ G; X ← X − α L^{−1/4} G R^{−1/4}, from L = R = 1e-6 I; a tensor of k axes has −1/(2k).
+
+    The algorithm as published, with roots at every step: on LeNet-300-100 that takes as long as 60 times forward and
+    backward. No momentum, because this version's mixes preconditioned gradients into the next plain one. The same
+    package's ScalableShampoo is no substitute: by default its first 1,000 steps are SGD's, and `torch.load` refuses its
+    state under `weights_only=True`.
+    """
+    options = {"momentum": 0.0, "weight_decouple": False, "preconditioning_compute_steps": 1, "matrix_eps": 1e-6}
+    return _theirs("Shampoo", model, lr=lr, weight_decay=settings.weight_decay, **options)
+
+
+# ours --------------------------------------------------------------------------------------------------------------
+
+
+def _ggt(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """`GGT`."""
+    names = ("beta2", "window", "complement", "scope", "momentum", "columns", "relative_cutoff", "absolute_cutoff")
+    return GGT(
+        model.named_parameters(),
+        lr=lr,
+        beta1=settings.beta1,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        **{name: getattr(settings, f"ggt_{name}") for name in names},
+    )
+
+
+def _block_options(model: nn.Module, lr: float, settings: OptimizerSettings) -> dict[str, Any]:
+    """What all block methods get."""
+    return {
+        "params": param_groups(model) if settings.grouping == "auto" else model.named_parameters(),
+        "lr": lr,
+        "eps": settings.eps,
+        "weight_decay": settings.weight_decay,
+        "grouping": settings.grouping,
+        "block_size": settings.block_size,
+        "refresh_every": settings.refresh_every,
+    }
+
+
+def _block_adam(amsgrad: bool = False, clipped: bool = False) -> Builder:
+    """`BlockAdam`."""
+
+    def build(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+        return BlockAdam(
+            **_block_options(model, lr, settings),
+            clip=SpectrumClip(settings.final_lr, settings.clip_progress / steps) if clipped else None,
+            betas=(settings.beta1, settings.beta2),
+            amsgrad=amsgrad,
+            bias_correction=settings.bias_correction,
+        )
+
+    return build
+
+
+def _block_rmsprop(clipped: bool) -> Builder:
+    """`BlockRMSprop`, without bias correction like torch's RMSprop.
+
+    It moves by the gradient itself, not by an average of it, so it ends on (1 − β₁) α*, SGD's own learning rate.
+    """
+
+    def build(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+        final_lr = (1 - settings.beta1) * settings.final_lr
+        clip = SpectrumClip(final_lr, settings.clip_progress / steps) if clipped else None
+        return BlockRMSprop(**_block_options(model, lr, settings), alpha=settings.rms_decay, clip=clip)
+
+    return build
+
+
+def _block_adagrad(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """`BlockAdagrad`, the averaged form: δ√t for δ."""
+    return BlockAdagrad(**_block_options(model, lr, settings))
+
+
+def _block_adafom(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """`BlockAdaFom`, without bias correction as published."""
+    return BlockAdaFom(**_block_options(model, lr, settings), beta1=settings.beta1)
+
+
+def _full_adagrad(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """`BlockAdagrad` with one block over all parameters; for at most 4,096 of them."""
+    options = {**_block_options(model, lr, settings), "params": model.named_parameters(), "grouping": "joint"}
+    return BlockAdagrad(**options)
+
+
+CONTENDERS: dict[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        Contender("sgd", "SGD", "sgd", "scalar", False, 1e-2, _sgd),
+        Contender("adam", "Adam", "adam", "diagonal", False, 1e-3, _adam(amsgrad=False)),
+        Contender("amsgrad", "AMSGrad", "adam", "diagonal", False, 1e-3, _adam(amsgrad=True)),
+        Contender("rmsprop", "RMSprop", "rmsprop", "diagonal", False, 1e-3, _rmsprop),
+        Contender("adagrad", "AdaGrad", "adagrad", "diagonal", False, 1e-2, _adagrad),
+        Contender("adadelta", "Adadelta", "other", "diagonal", False, 1.0, _adadelta),
+        Contender("nadam", "NAdam", "adam", "diagonal", False, 2e-3, _nadam),
+        Contender("adabound", "AdaBound", "adam", "diagonal", True, 1e-3, _adabound(ams=False)),
+        Contender("amsbound", "AMSBound", "adam", "diagonal", True, 1e-3, _adabound(ams=True)),
+        Contender("yogi", "Yogi", "adam", "diagonal", False, 1e-2, _yogi),
+        Contender("soap", "SOAP", "other", "kronecker", False, 3e-3, _soap),
+        Contender("shampoo", "Shampoo", "other", "kronecker", False, 1e-3, _shampoo),
+        Contender("ggt", "GGT", "other", "low-rank", False, 1e-3, _ggt),
+        Contender("block-adam", "Block-Adam", "adam", "block", False, 1e-3, _block_adam()),
+        Contender("block-adam-clip", "Block-Adam + clip", "adam", "block", True, 1e-3, _block_adam(clipped=True)),
+        Contender("block-amsgrad", "Block-AMSGrad", "adam", "block", False, 1e-3, _block_adam(amsgrad=True)),
+        Contender("block-rmsprop", "Block-RMSprop", "rmsprop", "block", False, 1e-3, _block_rmsprop(clipped=False)),
+        Contender(
+            "block-rmsprop-clip", "Block-RMSprop + clip", "rmsprop", "block", True, 1e-3, _block_rmsprop(clipped=True)
+        ),
+        Contender("block-adagrad", "Block-AdaGrad", "adagrad", "block", False, 1e-2, _block_adagrad),
+        Contender("block-adafom", "Block-AdaFom", "adagrad", "block", False, 1e-2, _block_adafom),
+        Contender("full-adagrad", "Full AdaGrad", "adagrad", "full", False, 1e-2, _full_adagrad),
+    )
+}

@@ -1,0 +1,168 @@
+"""Image data sets: from the Hugging Face hub, from the same Parquet files in a folder, or embedded.
+
+Decoding 60,000 PNGs takes seconds and is done once: the pixels are kept in the user's cache, under a key that changes
+with the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+
+from blockadapt.validation import require_choice
+from blockadapt_experiments.data.digits import digits
+from blockadapt_experiments.data.examples import Examples
+from blockadapt_experiments.data.missing import MissingData
+from blockadapt_experiments.files.atomic import atomic
+
+HUB = {"mnist": "ylecun/mnist", "cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
+"""Hub id by the name used here."""
+
+SPLITS = ("train", "test")
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "fine_label")
+
+
+@lru_cache(maxsize=2)
+def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Examples]:
+    """Training and test images of a data set, uint8 [count, channels, height, width], with their labels.
+
+    Args:
+        name: "mnist", "cifar10", "cifar100", or "digits", which is embedded.
+        data_dir: A folder with `<name>/train-*.parquet` and `<name>/test-*.parquet`, or with these files themselves;
+            None for the hub.
+
+    Raises:
+        MissingData: It is not there.
+        ValueError: It is there and is not images with labels.
+    """
+    require_choice("data", "name", name, (*HUB, "digits"))
+    if name == "digits":
+        embedded = digits()
+        return _in_bytes(embedded.train), _in_bytes(embedded.test)
+    if data_dir is None:
+        splits = _from_hub(name)
+        key = "-".join(split._fingerprint for split in splits.values())
+        read: Callable[[str], Any] = lambda split: splits[split].with_format("arrow")[:]  # noqa: E731
+    else:
+        paths = _files(name, data_dir)
+        key = _fingerprint(path for split in SPLITS for path in paths[split])
+        read = lambda split: _read_parquet(paths[split])  # noqa: E731
+    arrays = _decoded_once(name, key, read)
+    train, test = (
+        Examples(*(torch.from_numpy(arrays[f"{split}_{part}"]) for part in ("images", "labels"))) for split in SPLITS
+    )
+    return train, test
+
+
+def _in_bytes(examples: Examples) -> Examples:
+    return Examples((255 * examples.images).round().to(torch.uint8), examples.labels)
+
+
+def _missing(name: str, where: str) -> MissingData:
+    return MissingData(
+        f"data: {name} was not found {where}; put its train-*.parquet and test-*.parquet (hub id {HUB[name]}) into "
+        f"DIR/{name} and give --data-dir DIR, or leave --data-dir out and be online once to have it downloaded."
+    )
+
+
+def _files(name: str, data_dir: Path) -> dict[str, list[Path]]:
+    for folder in (data_dir / name, data_dir):
+        found = {split: sorted(folder.glob(f"{split}-*.parquet")) for split in SPLITS}
+        if all(found.values()):
+            return found
+    raise _missing(name, f"in {data_dir}")
+
+
+def _read_parquet(paths: Sequence[Path]) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.concat_tables(pyarrow.parquet.read_table(path) for path in paths)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"data: {', '.join(map(str, paths))} cannot be read as Parquet: {error}") from error
+
+
+def _from_hub(name: str) -> dict[str, Any]:
+    """The splits, downloaded unless the hub's own cache has them."""
+    import datasets
+
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    try:
+        splits = {split: datasets.load_dataset(HUB[name], split=split) for split in SPLITS}
+    except Exception as error:  # whatever the network, the hub or its cache raise: the way out is the same
+        raise _missing(name, f"on the hub ({type(error).__name__})") from error
+    column = _column(splits["train"].column_names, IMAGE_COLUMNS)
+    return {split: table.cast_column(column, datasets.Image(decode=False)) for split, table in splits.items()}
+
+
+def _fingerprint(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    return digest.hexdigest()[:32]
+
+
+def cache_folder() -> Path:
+    """Where decoded images are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return Path(base or Path.home() / ".cache") / "blockadapt" / "images"
+
+
+def _decoded_once(name: str, key: str, read: Callable[[str], Any]) -> dict[str, np.ndarray]:
+    """Pixels and labels from the cache, or into it. Of several processes that start at once, one decodes."""
+    path = cache_folder() / f"{name}-{key}.npz"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                arrays = _decoded(read)
+                with atomic(path) as file:
+                    np.savez(file, allow_pickle=False, **arrays)
+                return arrays
+    except OSError:  # no room or no right to write there
+        return _decoded(read)
+    with np.load(path, allow_pickle=False) as archive:
+        return {part: archive[part] for part in archive.files}
+
+
+def _decoded(read: Callable[[str], Any]) -> dict[str, np.ndarray]:
+    arrays = {}
+    for split in SPLITS:
+        table = read(split)
+        images = table[_column(table.column_names, IMAGE_COLUMNS)].to_pylist()
+        labels = table[_column(table.column_names, LABEL_COLUMNS)]
+        arrays[f"{split}_images"] = np.stack([_pixels(image["bytes"]) for image in images])
+        arrays[f"{split}_labels"] = labels.to_numpy().astype(np.int64)
+    return arrays
+
+
+def _pixels(png: bytes) -> np.ndarray:
+    """[channels, height, width]."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png)) as image:
+        pixels = np.asarray(image)
+    return pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _column(names: Iterable[str], wanted: Iterable[str]) -> str:
+    found = [name for name in wanted if name in names]
+    if not found:
+        raise ValueError(f"data: the table must have a column {' or '.join(wanted)}, got {', '.join(names)}.")
+    return found[0]

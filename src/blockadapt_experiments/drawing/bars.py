@@ -1,0 +1,69 @@
+"""Panels of bars side by side, each with a scale of its own, as a PNG file; drawn without pyplot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockadapt_experiments.files.png import write_png
+from blockadapt_experiments.results.formats import estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOUR, BEST = "#56B4E9", "#0072B2"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Bars, of which the shortest is the best.
+
+    Attributes:
+        heading: What they are of, over one or more lines.
+        bars: Mean and half width of its interval by label; a mean of nan where a run diverged, a half width of nan
+            where none is known.
+    """
+
+    heading: str
+    bars: Mapping[str, tuple[float, float]]
+
+
+def draw_bars(title: str, unit: str, panels: Sequence[Panel], path: Path) -> Path:
+    """Draw the panels side by side, a row for each label of any; a panel that lacks one has a dash there."""
+    return write_png(bar_figure(title, unit, panels), path)
+
+
+def bar_figure(title: str, unit: str, panels: Sequence[Panel]) -> Figure:
+    """The figure that `draw_bars` writes."""
+    from matplotlib.figure import Figure  # here, because experiments are listed without it
+
+    labels = list(dict.fromkeys(label for panel in reversed(panels) for label in panel.bars))
+    size = (1.2 + 5.0 * len(panels), 1.7 + 0.36 * len(labels))
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+        _draw_panel(axes, panel, labels)
+        axes.set_xlabel(unit)
+    return figure
+
+
+def _draw_panel(axes: Any, panel: Panel, labels: Sequence[str]) -> None:
+    known = {label: bar for label, bar in panel.bars.items() if math.isfinite(bar[0])}
+    best = min((mean for mean, _ in known.values()), default=math.nan)
+    for row, label in enumerate(labels):
+        text = estimate(*known[label]) if label in known else "diverged" if label in panel.bars else "–"
+        end = 0.0
+        if label in known:
+            mean, half = known[label]
+            error = half if math.isfinite(half) else None
+            axes.barh(row, mean, xerr=error, capsize=3, color=BEST if mean == best else COLOUR, height=0.7)
+            end = mean + (error or 0.0)
+        axes.annotate(text, (end, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.margins(x=0.25)  # room for the numbers
+    axes.set_title(panel.heading, fontsize=9, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)

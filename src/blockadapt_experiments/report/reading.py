@@ -1,0 +1,82 @@
+"""The records of an experiment read back from disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blockadapt.validation import refusal
+from blockadapt_experiments.core.config import flat, load
+from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.experiments.registry import get_experiment
+from blockadapt_experiments.results.recorded_runs import read_json, read_run
+from blockadapt_experiments.results.summary import Summary
+
+
+def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
+    """Read the records in a directory.
+
+    Args:
+        out: Where `blockadapt run` wrote.
+        experiment: Which experiment it was; None finds it by the name in the records.
+
+    Raises:
+        ValueError: If that is no directory of an experiment, or a record cannot be read; one sentence says which.
+    """
+    head = _read_head(out)
+    experiment = experiment or get_experiment(head["experiment"])
+    settings, tuned = head["settings"], out / "tuned.json"
+    runs = [read_run(path.parent) for path in sorted(out.glob("runs/*/*/seed-*/run.json"))]
+    return Summary(
+        out=out,
+        experiment=experiment,
+        scale=head["scale"],
+        settings=settings,
+        command=head["command"],
+        environment=head["environment"],
+        arms=_in_order(settings["optimizers"], (run.key.arm for run in runs)),
+        variants=_in_order(_planned_variants(experiment, head), (run.key.variant for run in runs)) or [""],
+        seeds=_in_order(settings["seeds"], (run.key.seed for run in runs)),
+        runs=runs,
+        tuned=read_json(tuned) if tuned.is_file() else {},
+    )
+
+
+def recorded_experiment(out: Path) -> Experiment[Any]:
+    """The experiment that `blockadapt run` wrote into a directory.
+
+    Raises:
+        ValueError: If that is no directory of an experiment, or of one that is not known.
+    """
+    return get_experiment(_read_head(out)["experiment"])
+
+
+def _read_head(out: Path) -> Any:
+    """What `experiment.json` says."""
+    if not (out / "experiment.json").is_file():
+        raise ValueError(refusal("report", "dir", "a directory that `blockadapt run` has written to", str(out)))
+    return read_json(out / "experiment.json")
+
+
+def _planned_variants(experiment: Experiment[Any], head: Mapping[str, Any]) -> Sequence[str]:
+    """The variants that the recorded settings ask for; none if they are not settings of this version."""
+    values = {key: "none" if value is None else json.dumps(value) for key, value in flat(head["settings"]).items()}
+    try:
+        return experiment.variants(load(experiment, head["scale"], [f"{key}={value}" for key, value in values.items()]))
+    except (ValueError, OSError):
+        return ()
+
+
+def _in_order(planned: Iterable[Any], found: Iterable[Any]) -> list[Any]:
+    """Those planned, in their order, then others that were found, numbers within names by their size."""
+    first = list(dict.fromkeys(planned))
+
+    def by_size(value: Any) -> list[tuple[float, str]]:
+        parts = re.split(r"(\d+(?:\.\d+)?)", str(value))
+        return [(float(part), "") if index % 2 else (math.inf, part) for index, part in enumerate(parts)]
+
+    return [*first, *sorted({*found} - {*first}, key=by_size)]

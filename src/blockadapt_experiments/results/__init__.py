@@ -1,0 +1,1 @@
+"""What runs measured, read back, with statistics over seeds."""

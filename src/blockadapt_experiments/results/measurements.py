@@ -1,0 +1,72 @@
+"""What runs measure: rows of metrics, and what is left at the end; and the design that says which metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Row = dict[str, float]
+"""One line of measurements: the axis ("step", "epoch", …) and any of the experiment's metrics. Never a time."""
+
+
+class RunKey(NamedTuple):
+    """Which run of an experiment."""
+
+    arm: str
+    variant: str
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """The run's name for people."""
+        return ", ".join(part for part in (self.arm, self.variant, f"seed {self.seed}") if part)
+
+
+class Outcome(NamedTuple):
+    """What a finished run leaves beside its rows: single numbers, and arrays to draw from."""
+
+    numbers: Mapping[str, float]
+    arrays: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of the rows.
+
+    Attributes:
+        key: Its name in a row.
+        label: Its name for people, with the unit.
+        better: Which way is better; None where neither is.
+        log: Whether its axis starts logarithmic.
+    """
+
+    key: str
+    label: str
+    better: Literal["low", "high"] | None = "low"
+    log: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """What the runs of an experiment measure, and under which name.
+
+    Attributes:
+        name: As on the command line; also the name of its file in `configs/`.
+        title: One line for people.
+        section: Where the paper has it.
+        axis: What curves are drawn over; a key of the rows.
+        metrics: What its rows hold; the first is drawn first.
+        objective: The metric that learning rates are tuned by, on validation data; None if there is nothing to tune.
+        target: The metric and the value to be reached for "steps to target"; None if there is no such thing.
+    """
+
+    name: str
+    title: str
+    section: str
+    axis: str
+    metrics: Sequence[Metric]
+    objective: str | None = None
+    target: tuple[str, float] | None = None

@@ -1,0 +1,1 @@
+"""Take runs forward, in this process or in several, and keep what they measured."""

@@ -1,0 +1,103 @@
+"""What a measurement was made on, and how much memory the process holds."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blockadapt.kernels import Batch, get_kernel
+from blockadapt.spectrum import INVERSE_ROOT
+
+
+def environment() -> dict[str, Any]:
+    """The machine, the versions, the commit, the threads and the kernel behind a measurement."""
+    packages = ("blockadapt", "torch", "numpy", "numba", "scikit-learn", "pytorch_optimizer")
+    return {
+        "machine": {
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "memory_bytes": _memory_bytes(),
+        },
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "git": git_state(),
+        "threads": torch.get_num_threads(),
+        "kernel": _default_kernel(),
+    }
+
+
+@lru_cache(maxsize=1)
+def _default_kernel() -> str:
+    """The kernel that moves blocks of ten weights on the CPU where nobody asks for another."""
+    batch = Batch(10, torch.float32, torch.device("cpu"), INVERSE_ROOT)
+    return get_kernel("auto").kernel_for(batch).name
+
+
+def git_state() -> dict[str, Any] | None:
+    """The commit of this code, and whether files differ from it; None where it is not in a checkout of its own."""
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str:
+        command = ("git", "-C", str(here.parent), *arguments)
+        return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout.strip()
+
+    try:
+        git(
+            "ls-files", "--error-unmatch", here.name
+        )  # installed below somebody else's checkout, it is not tracked there
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def reset_peak_memory() -> None:
+    """Start to measure the peak anew, where the system can."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    except OSError:
+        return
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that the process has held since `reset_peak_memory`, or since its start where that cannot be."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _processor() -> str:
+    """The processor's name as people know it, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no such call, and some systems no such number
+        return None

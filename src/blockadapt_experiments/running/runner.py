@@ -1,0 +1,220 @@
+"""Take the runs of an experiment forward, leg by leg, so that each can be stopped at any moment and continued."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from blockadapt import BlockAdam
+from blockadapt_experiments.contenders.catalogue import CONTENDERS, LOST
+from blockadapt_experiments.core.config import plain
+from blockadapt_experiments.core.experiment import Task
+from blockadapt_experiments.core.settings import Settings
+from blockadapt_experiments.experiments.registry import get_experiment
+from blockadapt_experiments.results.measurements import Outcome, Row, RunKey
+from blockadapt_experiments.results.tensorboard import Board
+from blockadapt_experiments.running.environment import (
+    available_cores,
+    environment,
+    peak_memory_bytes,
+    reset_peak_memory,
+)
+from blockadapt_experiments.running.records import RunRecord
+from blockadapt_experiments.running.workers import Leg, Report
+
+SAVING_SHARE = 0.05
+"""Checkpoints are written after a leg, but take no more than this share of the time."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `blockadapt run` was asked for.
+
+    Attributes:
+        experiment: Its name.
+        scale: At which scale.
+        settings: With which settings.
+        out: Where the records go.
+        data_dir: Where data sets lie; None for the hub.
+        threads: That each run may use.
+        tensorboard: Whether to write TensorBoard's logs too.
+    """
+
+    experiment: str
+    scale: str
+    settings: Settings
+    out: Path
+    data_dir: Path | None = None
+    threads: int = 1
+    tensorboard: bool = False
+
+    def task(self, key: RunKey, lr: float, tuning: bool = False) -> Task:
+        """Make the run."""
+        return get_experiment(self.experiment).task(self.settings, key, lr, self.data_dir, tuning)
+
+    def arms(self) -> list[tuple[str, str]]:
+        """Every optimizer with every variant."""
+        variants = get_experiment(self.experiment).variants(self.settings)
+        return [(arm, variant) for variant in variants for arm in self.settings.optimizers]
+
+    def runs(self) -> list[RunKey]:
+        """All runs: every arm with the first seed, then with the next, so that a part of them can be compared."""
+        return [RunKey(arm, variant, seed) for seed in self.settings.seeds for arm, variant in self.arms()]
+
+    def lr(self, arm: str) -> float:
+        """The learning rate where none was tuned; 0 for an arm that is no optimizer."""
+        return self.settings.lr.get(arm, CONTENDERS[arm].lr if arm in CONTENDERS else 0.0)
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """One run, to be done in any process."""
+
+    request: Request
+    key: RunKey
+    lr: float
+
+    @property
+    def record(self) -> RunRecord:
+        """Its record on disk."""
+        return RunRecord(self.request.out, self.key)
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return self.key.label
+
+    @property
+    def error(self) -> Path:
+        """Where the traceback goes if it fails."""
+        return self.record.error
+
+    def __call__(self, report: Report) -> Row | None:
+        """Do what is left of it; returns its last row, or None if another process is at it."""
+        record = self.record
+        with record.locked() as ours:
+            if not ours:
+                return None
+            if not record.finished:
+                self._continue(record, report)
+            record.clear()  # the process may have died between a result and this
+            rows = record.rows()
+            if self.request.tensorboard:
+                self._board(record, rows).close()
+            return rows[-1] if rows else {}
+
+    def _board(self, record: RunRecord, rows: Sequence[Row]) -> Board:
+        folder = self.request.out / "tensorboard" / record.folder.relative_to(self.request.out / "runs")
+        return Board(folder, get_experiment(self.request.experiment).axis, rows)
+
+    def _continue(self, record: RunRecord, report: Report) -> None:
+        about = {
+            "experiment": self.request.experiment,
+            "scale": self.request.scale,
+            **self.key._asdict(),
+            "lr": self.lr,
+            "settings": plain(self.request.settings),
+        }
+        with threads(self.request.threads):
+            begun = record.begin({**about, "environment": environment()})
+        # A run that was begun keeps its number of threads, on which its last digits depend.
+        with threads(begun["environment"]["threads"]):
+            warm_up()
+            reset_peak_memory()
+            torch.manual_seed(self.key.seed)
+            task, state = self.request.task(self.key, self.lr), record.resume()
+            board = self._board(record, record.rows()) if self.request.tensorboard else None
+            _take_forward(task, state, record, report, board)
+
+
+def _take_forward(
+    task: Task, state: Mapping[str, Any] | None, record: RunRecord, report: Report, board: Board | None
+) -> None:
+    """From where this state was taken to the end."""
+    done, peak = 0, 0
+    last: Row = {}
+    if state:
+        done, peak = state["leg"], state["peak_memory_bytes"]
+        task.load_state_dict(state["task"])
+        torch.set_rng_state(state["generator"])
+    saved, cost, diverged = time.perf_counter(), 0.0, False
+    report(Leg(done, task.legs, last))
+    while done < task.legs and not diverged:
+        start = time.perf_counter()
+        rows, diverged = advance(task)
+        done += 1
+        record.append(done, rows, time.perf_counter() - start)
+        if board:
+            board.add(rows)
+        last = dict(rows[-1]) if rows else last
+        peak = max(peak, peak_memory_bytes())
+        saving = time.perf_counter()
+        if saving - saved >= cost / SAVING_SHARE and not diverged:
+            generator = torch.get_rng_state()
+            record.save({"leg": done, "peak_memory_bytes": peak, "generator": generator, "task": task.state_dict()})
+            saved = time.perf_counter()
+            cost = saved - saving
+        report(Leg(done, task.legs, last))
+    outcome = task.outcome()
+    if board:
+        board.close()
+    numbers = {**outcome.numbers, "diverged": 1} if diverged else outcome.numbers
+    record.finish(Outcome(numbers, outcome.arrays), max(peak, peak_memory_bytes()))
+
+
+@lru_cache(maxsize=1)
+def warm_up() -> None:
+    """Load the kernel, or compile it: that takes seconds, once in a process, and is no part of a run's time."""
+    weight = nn.Parameter(torch.zeros(2))
+    weight.grad = torch.zeros(2)
+    BlockAdam([weight]).step()
+
+
+def advance(task: Task) -> tuple[Sequence[Row], bool]:
+    """Do the next leg; True if a gradient that is not finite has ended the run.
+
+    Meanwhile numbers too small for all their digits count as zero: a saturated net makes many of them, and products
+    with them take a hundred times as long.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        return task.advance(), False
+    except LOST:
+        return (), True
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def threads_for(jobs: int) -> int:
+    """Threads for each of so many runs at once: together no more than the cores, nor than torch was told to use."""
+    return max(1, min(torch.get_num_threads(), available_cores() // jobs))
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_jobs(request: Request, lrs: Mapping[tuple[str, str], float]) -> list[RunJob]:
+    """All runs as jobs; `lrs` are learning rates by arm and variant, where they were tuned."""
+    return [RunJob(request, key, lrs.get((key.arm, key.variant), request.lr(key.arm))) for key in request.runs()]
+
+
+def check(jobs: Sequence[RunJob]) -> None:
+    """Make one run of each arm and throw it away, so that what cannot work is refused before anything has begun."""
+    for job in {(job.key.arm, job.key.variant): job for job in jobs}.values():
+        job.request.task(job.key, job.lr)

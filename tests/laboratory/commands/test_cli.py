@@ -1,0 +1,237 @@
+"""The commands: what they refuse in one sentence, what they say, and how they end."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from filelock import FileLock
+
+from blockadapt_experiments.__main__ import main
+from blockadapt_experiments.core.config import SCALES
+from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
+from blockadapt_experiments.files.atomic import read_json
+from support.laboratory import COMMAND, ENVIRONMENT, run_command, wait_until
+
+posix = pytest.mark.skipif(os.name != "posix", reason="signals and terminals")
+
+
+class Said(NamedTuple):
+    """What a command wrote, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command in this process."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["blockadapt", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        written = capsys.readouterr()
+        return Said(int(stop.value.code or 0), written.out, written.err)
+
+    return call
+
+
+def tiny(out: Path, *changes: str, options: Sequence[str] = ()) -> list[str]:
+    """The arguments of a tiny run."""
+    return run_command(out, *changes, options=options)[len(COMMAND) :]
+
+
+def test_list_names_every_experiment(command: Command) -> None:
+    said = command("list")
+    assert said.code == 0
+    for name in EXPERIMENTS:
+        (line,) = (line for line in said.out.splitlines() if line.split()[:1] == [name])
+        assert get_experiment(name).title in line
+        assert ", ".join(SCALES) in line
+
+
+def test_plan_prints_the_librarys_table(command: Command) -> None:
+    said = command("plan", "mnist-lenet300", "--block-size", "25")
+    assert said.code == 0
+    assert re.search(r"^fc1.weight +300×784 +input +9,408 × 25 ", said.out, re.MULTILINE)
+    assert "266,610" in said.out.splitlines()[-1]
+    said = command("plan", "mnist-lenet5", "--optimizer", "block-rmsprop", "--set", "optimizer.grouping=diagonal")
+    assert re.search(r"^conv1.weight +20×1×5×5 +diagonal +500 × 1 ", said.out, re.MULTILINE)
+    assert "431,080" in said.out.splitlines()[-1]
+
+
+def test_a_run_leaves_records_and_a_report_can_be_made(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    arguments = tiny(out, options=["--seed", "0,2", "--seed", "5", "--optimizers", "sgd, adam"])
+    said = command(*arguments)
+    assert said.code == 0
+    assert said.err == ""
+    lines = said.out.splitlines()
+    assert lines[0] == (f"mnist-lenet300, smoke: 6 runs, 0 finished, 0 begun; 1 at once with 1 thread each, in {out}.")
+    pattern = r"(sgd|adam), seed [025]: train loss [\d.e-]+, test accuracy [\d.]+"
+    assert all(re.fullmatch(pattern, line) for line in lines[1:7])
+    assert re.fullmatch(r"6 of 6 runs are finished, after [\d.]+ min\.", lines[7])
+    assert lines[8] == f"`blockadapt report {out}` shows them."
+    assert {path.parent.name for path in out.glob("runs/*/*/*/result.json")} == {"seed-0", "seed-2", "seed-5"}
+    about = read_json(out / "experiment.json")
+    assert shlex.split(about["command"]) == ["blockadapt", *arguments]
+    assert (about["experiment"], about["scale"], about["tune"]) == ("mnist-lenet300", "smoke", False)
+    assert about["settings"]["seeds"] == [0, 2, 5]
+    assert command(*arguments).out.splitlines()[0].startswith("mnist-lenet300, smoke: 6 runs, 6 finished, 0 begun;")
+    said = command("report", str(out))
+    assert said.code == 0
+    assert (out / "report.html").exists()
+    assert said.out.startswith("Wrote report.html, ")
+
+
+def test_a_dry_run_touches_nothing(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = command(*tiny(out, "lr.sgd=0.25", options=["--dry-run"]))
+    assert said.code == 0
+    assert re.search(r"sgd, seed 0 +0.25 +new", said.out)
+    assert re.search(r"block-adam, seed 0 +0.001 +new", said.out)
+    assert not out.exists()
+
+
+REFUSED = [
+    (["run", "mnist"], "blockadapt: there is no experiment 'mnist'; the nearest is 'mnist-lenet5'."),
+    (["run", "terms", "--scale", "big"], "terms: `scale` must be one of 'smoke', 'laptop', 'paper', got 'big'."),
+    (
+        ["run", "mnist-lenet5", "--set", "epohcs=3"],
+        "mnist-lenet5: there is no setting `epohcs`; the nearest is `epochs`.",
+    ),
+    (
+        ["run", "mnist-lenet5", "--optimizers", "sgd,blok-adam"],
+        "mnist-lenet5: `optimizers` has an unknown optimizer 'blok-adam'; the nearest is 'block-adam'.",
+    ),
+    (["run", "mnist-lenet5", "--seed", "one"], "run: `seed` must be integers >= 0 with commas between, got 'one'."),
+    (["run", "mnist-lenet5", "--seed", "-1"], "run: `seed` must be integers >= 0 with commas between, got '-1'."),
+    (
+        ["run", "mnist-lenet5", "--seed", "1,1"],
+        "settings: `seeds` must be one or more different integers in [0, 2⁶³), got [1, 1].",
+    ),
+    (["run", "mnist-lenet5", "--storage", "sqlite:///x.db"], "run: `storage` must be given together with --tune."),
+    (["plan", "toy-landscape"], "plan: toy-landscape has no model to plan."),
+    (["plan", "mnist-lenet5", "--optimizer", "sgd"], "plan: `optimizer` must be one of the block methods, got 'sgd'."),
+    (["plan", "mnist-lenet5", "--block-size", "0"], "optimizer: `block_size` must be an integer >= 1, got 0."),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED, ids=[" ".join(arguments) for arguments, _ in REFUSED])
+def test_what_is_wrong_gets_one_sentence(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = command(*arguments)
+    assert said == (2, "", sentence + "\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_get_one_sentence(command: Command, tmp_path: Path) -> None:
+    arguments = tiny(tmp_path / "out", "data=mnist", options=["--data-dir", str(tmp_path), "--jobs", "2"])
+    said = command(*arguments)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"data: mnist was not found in {tmp_path}; put its train-*.parquet")
+    assert said.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_experiment_without_an_objective_cannot_be_tuned(command: Command, tmp_path: Path) -> None:
+    assert get_experiment("toy-landscape").objective is None
+    said = command("run", "toy-landscape", "--scale", "smoke", "--out", str(tmp_path / "out"), "--tune")
+    sentence = "run: toy-landscape has no learning rate to tune; leave --tune out.\n"
+    assert said == (2, "", sentence)
+
+
+def test_changed_settings_are_refused_by_their_key(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert command(*tiny(out, "optimizers=['sgd']")).code == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for change, sentence in (
+        ("batch.size=49", "run: `batch.size` must be 48 as in the runs in {out}, got 49."),
+        ("seeds=[0, 1]", "run: `seeds` must be [0] as in the runs in {out}, got [0, 1]."),
+    ):
+        said = command(*tiny(out, "optimizers=['sgd']", change))
+        assert said == (2, "", sentence.format(out=out) + "\n")
+    said = command(*tiny(out, "optimizers=['sgd']", options=["--tune"]))
+    assert said.err == f"run: `tune` must be False as in the runs in {out}, got True.\n"
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_in_other_hands_is_left_alone(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "sgd" / "-" / "seed-0"
+    folder.mkdir(parents=True)
+    with FileLock(folder / ".lock"):
+        said = command(*tiny(tmp_path))
+        assert said.code == 1
+        assert "Another process is working on sgd, seed 0.\n1 of 2 runs are finished" in said.out
+        assert {path.name for path in folder.iterdir()} == {".lock"}
+    assert command(*tiny(tmp_path)).code == 0
+
+
+def test_a_run_that_fails_leaves_the_others_alone(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "sgd" / "-" / "seed-0"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.pt").write_bytes(b"this is no checkpoint")
+    said = command(*tiny(tmp_path))
+    assert said.code == 1
+    (line,) = (line for line in said.out.splitlines() if "failed" in line)
+    assert re.fullmatch(rf"sgd, seed 0 failed with \w+: .*; see {re.escape(str(folder))}/error.txt\.", line)
+    assert "Traceback (most recent call last)" in (folder / "error.txt").read_text()
+    assert "1 of 2 runs are finished" in said.out
+    assert (tmp_path / "runs" / "block-adam" / "-" / "seed-0" / "result.json").exists()
+    (folder / "checkpoint.pt").unlink()
+    assert command(*tiny(tmp_path)).code == 0
+    assert not (folder / "error.txt").exists()
+
+
+@posix
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    arguments = run_command(tmp_path / "out", "epochs=100000", options=["--jobs", "1"])
+    with subprocess.Popen(
+        arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    ) as process:
+        wait_until(lambda: any((tmp_path / "out").glob("runs/*/*/*/checkpoint.pt")))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    (line,) = (line for line in errors.splitlines() if not line.startswith("blockadapt: compiling"))
+    assert re.fullmatch(r"Interrupted; `blockadapt run mnist-lenet300 .*` goes on where this stopped\.", line)
+    assert any((tmp_path / "out").glob("runs/*/*/*/checkpoint.pt"))
+
+
+@posix
+def test_a_terminal_shows_bars_with_the_time_left(tmp_path: Path) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = {**ENVIRONMENT, "TERM": "xterm"}
+    arguments = run_command(tmp_path / "out", "epochs=40", "optimizers=['sgd', 'adam']")
+    with subprocess.Popen(arguments, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        written = b""
+        try:
+            while piece := os.read(ours, 65536):
+                written += piece
+        except OSError:  # how Linux says that the other end has closed
+            pass
+        os.close(ours)
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode("utf-8"))
+    assert re.search(r"sgd, seed 0 +[━╸╺ ]+ +\d+/40 +\d+:\d\d:\d\d +train loss", text)
+    assert re.search(r"mnist-lenet300 +[━╸╺ ]+ +[01]/2 +\d+:\d\d:\d\d", text)
+    assert re.search(r"adam, seed 0: train loss [\d.e-]+, test accuracy", text)

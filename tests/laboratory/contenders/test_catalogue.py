@@ -1,0 +1,462 @@
+"""Every contender against its published rule, written apart in NumPy; resumed runs; names, settings and refusals."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from blockadapt import BlockAdam
+from blockadapt_experiments.contenders.catalogue import CONTENDERS, OptimizerSettings, _theirs, make_optimizer
+from blockadapt_experiments.contenders.ggt import GGT
+from support.contract_cases import Net, give_gradients_, grad_bits, param_bits, twins
+from support.oracle import DenseOracle, Kind, input_blocks, runs
+
+Array = NDArray[np.float64]
+State = dict[str, Any]
+Rule = Callable[[State, Array, Array, int, float], Array]
+"""The new x of one tensor, from its state, x, g, t and lr."""
+
+NAMES = [
+    "sgd", "adam", "amsgrad", "rmsprop", "adagrad", "adadelta", "nadam", "adabound", "amsbound", "yogi", "soap",
+    "shampoo", "ggt", "block-adam", "block-adam-clip", "block-amsgrad", "block-rmsprop", "block-rmsprop-clip",
+    "block-adagrad", "block-adafom", "full-adagrad",
+]  # fmt: skip
+
+# None at its default, so that each must have been passed on.
+BETA1, BETA2, RMS, MU, EPS, DECAY, FINAL, PROGRESS = 0.8, 0.95, 0.7, 0.6, 1e-3, 0.1, 0.02, 3.0
+LR, STEPS = 0.05, 5
+GAMMA = PROGRESS / STEPS
+
+SETTINGS: dict[str, Any] = {
+    "beta1": BETA1,
+    "beta2": BETA2,
+    "rms_decay": RMS,
+    "momentum": MU,
+    "eps": EPS,
+    "weight_decay": DECAY,
+    "final_lr": FINAL,
+    "clip_progress": PROGRESS,
+    "block_size": 4,
+}
+
+
+class Square(nn.Module):
+    """Tensors of 0, 1, 2 and 4 axes whose unfoldings have full rank, so that eigenbases are unique."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.conv = nn.Conv2d(2, 2, 2)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+
+def square() -> Square:
+    torch.manual_seed(3)
+    return Square().double()
+
+
+def lr_at(step: int) -> float:
+    """It is halved after step 2, as a schedule would."""
+    return LR if step <= 2 else LR / 2
+
+
+def arrays(tensors: Iterable[Tensor]) -> list[Array]:
+    return [tensor.detach().double().numpy().copy() for tensor in tensors]
+
+
+def steps_of(optimizer: Optimizer, params: list[nn.Parameter]) -> Iterable[tuple[int, list[Array], list[Array]]]:
+    """Take `STEPS` steps; after each: t, the gradients it had and the parameters it led to."""
+    for step in range(1, STEPS + 1):
+        give_gradients_(params, step)
+        grads = arrays(param.grad for param in params if param.grad is not None)
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(step)
+        optimizer.step()
+        yield step, grads, arrays(params)
+
+
+# Rules of one tensor -----------------------------------------------------------------------------------------------
+
+
+def averaged(state: State, name: str, value: Array, beta: float, start: float = 0.0) -> Array:
+    """Exponential moving average from `start`."""
+    state[name] = beta * state.get(name, start) + (1 - beta) * value
+    average: Array = state[name]
+    return average
+
+
+def sgd(nesterov: bool) -> Rule:
+    def rule(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+        g = g + DECAY * x
+        state["b"] = MU * state.get("b", 0.0) + g
+        return x - lr * (g + MU * state["b"] if nesterov else state["b"])
+
+    return rule
+
+
+def adam(correct: bool, ams: bool) -> Rule:
+    def rule(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+        g = g + DECAY * x
+        m, v = averaged(state, "m", g, BETA1), averaged(state, "v", g**2, BETA2)
+        if ams:
+            v = state["largest"] = np.maximum(state.get("largest", 0.0), v)
+        if correct:
+            m, v = m / (1 - BETA1**t), v / (1 - BETA2**t)
+        return x - lr * m / (np.sqrt(v) + EPS)
+
+    return rule
+
+
+def rmsprop(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+    g = g + DECAY * x
+    return x - lr * g / (np.sqrt(averaged(state, "v", g**2, RMS)) + EPS)
+
+
+def adagrad(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+    g = g + DECAY * x
+    state["v"] = state.get("v", 0.0) + g**2
+    return x - lr * g / (np.sqrt(state["v"]) + EPS)
+
+
+def adadelta(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+    g = g + DECAY * x
+    v = averaged(state, "v", g**2, 0.9)
+    d = g * np.sqrt(state.get("u", 0.0) + 1e-6) / np.sqrt(v + 1e-6)
+    averaged(state, "u", d**2, 0.9)
+    return x - lr * d
+
+
+def nadam(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+    g = g + DECAY * x
+    m, v = averaged(state, "m", g, BETA1), averaged(state, "v", g**2, BETA2)
+    mu = [BETA1 * (1 - 0.5 * 0.96 ** (0.004 * step)) for step in range(1, t + 2)]
+    ahead = mu[-1] * m / (1 - math.prod(mu)) + (1 - mu[-2]) * g / (1 - math.prod(mu[:-1]))
+    return x - lr * ahead / (np.sqrt(v / (1 - BETA2**t)) + EPS)
+
+
+def adabound(ams: bool) -> Rule:
+    def rule(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+        g = g + DECAY * x
+        m, v = averaged(state, "m", g, BETA1), averaged(state, "v", g**2, BETA2)
+        if ams:
+            v = state["largest"] = np.maximum(state.get("largest", 0.0), v)
+        final = FINAL * lr / LR
+        eta = lr * math.sqrt(1 - BETA2**t) / (1 - BETA1**t) / (np.sqrt(v) + EPS)
+        clipped = np.clip(eta, final * (1 - 1 / (GAMMA * t + 1)), final * (1 + 1 / (GAMMA * t)))
+        state["touched"] = state.get("touched", False) | np.any(clipped != eta)
+        return x - clipped * m
+
+    return rule
+
+
+def yogi(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+    g = g + DECAY * x
+    m = averaged(state, "m", g, BETA1, start=1e-6)
+    v = state["v"] = state.get("v", 1e-6) + (1 - BETA2) * np.sign(g**2 - state.get("v", 1e-6)) * g**2
+    return x - lr * m / (1 - BETA1**t) / (np.sqrt(v / (1 - BETA2**t)) + 1e-3)
+
+
+def along(matrices: list[Array], x: Array) -> Array:
+    """Multiply every axis of x by its matrix."""
+    for axis, matrix in enumerate(matrices):
+        x = np.moveaxis(np.tensordot(matrix, x, axes=(1, axis)), 0, axis)
+    return x
+
+
+def unfolded(x: Array, axis: int) -> Array:
+    return np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+
+
+def soap(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+    """For the first ten steps, in which the basis is that of the first gradient."""
+    if t == 1:
+        products = [unfolded(g, axis) @ unfolded(g, axis).T for axis in range(g.ndim)] if g.ndim > 1 else []
+        state["Q"] = [np.linalg.eigh(product)[1] for product in products]
+        return x
+    there, back = [Q.T for Q in state["Q"]], state["Q"]
+    m, v = averaged(state, "m", g, 0.95), averaged(state, "v", along(there, g) ** 2, 0.95)
+    step = along(back, along(there, m) / (np.sqrt(v) + 1e-8))
+    x = x - lr * math.sqrt(1 - 0.95 ** (t - 1)) / (1 - 0.95 ** (t - 1)) * step
+    return (1 - lr * DECAY) * x
+
+
+def shampoo(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+    g = g + DECAY * x
+    roots = []
+    for axis in range(g.ndim):
+        L = state.get(axis, 1e-6 * np.eye(g.shape[axis])) + unfolded(g, axis) @ unfolded(g, axis).T
+        eigenvalues, U = np.linalg.eigh(L)
+        roots.append(U @ np.diag(eigenvalues ** (-1 / (2 * g.ndim))) @ U.T)
+        state[axis] = L
+    return x - lr * along(roots, g)
+
+
+RULES: list[Any] = [
+    pytest.param("sgd", {}, sgd(nesterov=False), 1e-12, id="sgd"),
+    pytest.param("sgd", {"nesterov": True}, sgd(nesterov=True), 1e-12, id="sgd-nesterov"),
+    pytest.param("adam", {}, adam(correct=False, ams=False), 1e-12, id="adam"),
+    pytest.param("adam", {"bias_correction": True}, adam(correct=True, ams=False), 1e-12, id="adam-corrected"),
+    pytest.param("amsgrad", {}, adam(correct=False, ams=True), 1e-12, id="amsgrad"),
+    pytest.param("amsgrad", {"bias_correction": True}, adam(correct=True, ams=True), 1e-12, id="amsgrad-corrected"),
+    pytest.param("rmsprop", {}, rmsprop, 1e-12, id="rmsprop"),
+    pytest.param("adagrad", {}, adagrad, 1e-12, id="adagrad"),
+    pytest.param("adadelta", {}, adadelta, 1e-12, id="adadelta"),
+    # torch keeps Π μ in float32 whatever the parameters are
+    pytest.param("nadam", {}, nadam, 1e-7, id="nadam"),
+    # √(v + 1e-15) for √v
+    pytest.param("adabound", {}, adabound(ams=False), 1e-11, id="adabound"),
+    pytest.param("amsbound", {}, adabound(ams=True), 1e-11, id="amsbound"),
+    pytest.param("yogi", {}, yogi, 1e-12, id="yogi"),
+    pytest.param("soap", {}, soap, 1e-10, id="soap"),
+    # at first a factor's condition number is that of g gᵀ + 1e-6 I
+    pytest.param("shampoo", {}, shampoo, 1e-9, id="shampoo"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "rule", "tolerance"), RULES)
+def test_a_baseline_follows_its_published_rule(name: str, changes: State, rule: Rule, tolerance: float) -> None:
+    model = square()
+    params = list(model.parameters())
+    optimizer = make_optimizer(name, model, LR, OptimizerSettings(**{**SETTINGS, **changes}), STEPS)
+    expected, states = arrays(params), [State() for _ in params]
+    for t, grads, found in steps_of(optimizer, params):
+        pieces = zip(states, expected, grads, strict=True)
+        expected = [rule(state, x, g, t, lr_at(t)) for state, x, g in pieces]
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+    if name in ("adabound", "amsbound"):
+        assert all(state["touched"] for state in states), "the bounds never mattered"
+
+
+# Rules of blocks ---------------------------------------------------------------------------------------------------
+
+BLOCK_RULES: list[tuple[str, Kind, dict[str, Any]]] = [
+    ("block-adam", "adam", {}),
+    ("block-adam-clip", "adam", {"clip": (FINAL, GAMMA)}),
+    ("block-amsgrad", "adam", {"amsgrad": True}),
+    ("block-rmsprop", "rmsprop", {"betas": (0.0, RMS)}),
+    ("block-rmsprop-clip", "rmsprop", {"betas": (0.0, RMS), "clip": ((1 - BETA1) * FINAL, GAMMA)}),
+    ("block-adagrad", "adagrad", {}),
+    ("block-adafom", "adafom", {}),
+    ("full-adagrad", "adagrad", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "options"), BLOCK_RULES, ids=[name for name, *_ in BLOCK_RULES])
+@pytest.mark.parametrize("correct", [False, True])
+def test_a_block_method_follows_its_rule_in_the_blocks_of_each_layer(
+    name: str, kind: Kind, options: dict[str, Any], correct: bool
+) -> None:
+    """W[6, 4] in runs of 4 and 2 down its columns, the bias in chunks of 4 and 2. Only Adam has a bias correction."""
+    torch.manual_seed(3)
+    layer = nn.Linear(4, 6).double()
+    params = list(layer.parameters())
+    blocks = [*input_blocks((6, 4), 4), *runs(range(24, 30), 4)] if name != "full-adagrad" else [list(range(30))]
+    shared: dict[str, Any] = {"lr": LR, "betas": (BETA1, BETA2), "eps": EPS, "weight_decay": DECAY}
+    start = np.concatenate([x.reshape(-1) for x in arrays(params)])
+    correction = {"bias_correction": correct and kind == "adam"}
+    oracle = DenseOracle(start, blocks, kind, **{**shared, **correction, **options})
+    settings = OptimizerSettings(**SETTINGS, bias_correction=correct)
+    for t, grads, found in steps_of(make_optimizer(name, layer, LR, settings, STEPS), params):
+        oracle.lr = lr_at(t)
+        oracle.step(np.concatenate([g.reshape(-1) for g in grads]))
+        np.testing.assert_allclose(np.concatenate([x.reshape(-1) for x in found]), oracle.x, rtol=1e-8, atol=1e-9)
+
+
+def test_each_kind_of_layer_has_its_own_grouping() -> None:
+    """A block of an embedding lies within one word's vector."""
+    model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
+    optimizer = make_optimizer("block-adam", model, LR, OptimizerSettings(), STEPS)
+    groupings = {name: group["grouping"] for group in optimizer.param_groups for name in group["param_names"]}
+    assert groupings == {"0.weight": "output", "1.weight": "auto", "1.bias": "chunk"}
+
+
+def test_a_named_grouping_and_a_kept_basis_reach_the_block_methods() -> None:
+    settings = OptimizerSettings(**{**SETTINGS, "block_size": 3}, grouping="output", refresh_every=2)
+    ours, theirs = square(), square()
+    direct = BlockAdam(
+        theirs.parameters(), lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY, grouping="output", block_size=3,
+        bias_correction=False, refresh_every=2,
+    )  # fmt: skip
+    made = make_optimizer("block-adam", ours, LR, settings, STEPS)
+    for _ in zip(steps_of(made, list(ours.parameters())), steps_of(direct, list(theirs.parameters())), strict=True):
+        assert param_bits(ours.parameters()) == param_bits(theirs.parameters())
+
+
+def test_every_setting_reaches_ggt() -> None:
+    changed: dict[str, Any] = {
+        "window": 3,
+        "beta2": 0.9,
+        "complement": "scale",
+        "scope": "tensor",
+        "momentum": "sum",
+        "columns": "momentum",
+        "relative_cutoff": 1e-3,
+        "absolute_cutoff": 1e-2,
+    }
+    settings = OptimizerSettings(**SETTINGS, **{f"ggt_{name}": value for name, value in changed.items()})
+    made = make_optimizer("ggt", square(), LR, settings, STEPS)
+    direct = GGT(square().parameters(), lr=LR, beta1=BETA1, eps=EPS, weight_decay=DECAY, **changed)
+    not_options = ("params", "param_names")
+    made_options, direct_options = (
+        {name: value for name, value in optimizer.param_groups[0].items() if name not in not_options}
+        for optimizer in (made, direct)
+    )
+    assert made_options == direct_options
+    untouched = GGT(square().parameters())
+    assert all(direct_options[name] != untouched.defaults[name] for name in changed)
+
+
+# Resumption --------------------------------------------------------------------------------------------------------
+
+RESUMED: dict[str, OptimizerSettings] = {
+    "plain": OptimizerSettings(block_size=4),
+    "changed": OptimizerSettings(
+        **{**SETTINGS, "block_size": 2}, bias_correction=True, refresh_every=3, nesterov=True, ggt_window=4
+    ),
+    "closing": OptimizerSettings(clip_progress=400.0),
+}
+END = 16
+
+
+def take_steps(model: nn.Module, optimizer: Optimizer, steps: Iterable[int]) -> None:
+    """Steps with fresh gradients; the learning rate falls as a schedule would have it."""
+    for step in steps:
+        give_gradients_(model.parameters(), step)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 / (1 + step // 5)
+        optimizer.step()
+
+
+def stored(state: State) -> State:
+    """What comes back from a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: State = torch.load(file, weights_only=True)
+    return loaded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("settings", RESUMED)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(name: str, settings: str, dtype: torch.dtype) -> None:
+    """Saved before the first step, early, and when SOAP has found its second basis."""
+    (whole,) = twins(dtype=dtype, count=1)
+    optimizer = make_optimizer(name, whole, 1e-2, RESUMED[settings], END)
+    states = {}
+    for step in range(END):
+        if step in (0, 3, 12):
+            states[step] = stored({"model": whole.state_dict(), "optimizer": optimizer.state_dict()})
+        take_steps(whole, optimizer, [step])
+    for saved_at, state in states.items():
+        (resumed,) = twins(dtype=dtype, count=1)
+        optimizer = make_optimizer(name, resumed, 1e-2, RESUMED[settings], END)
+        resumed.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        take_steps(resumed, optimizer, range(saved_at, END))
+        assert param_bits(resumed.parameters()) == param_bits(whole.parameters()), f"saved at {saved_at}"
+
+
+# What all have in common -------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_contender_under_its_own_name() -> None:
+    assert list(CONTENDERS) == NAMES
+    assert [contender.name for contender in CONTENDERS.values()] == NAMES
+    assert len({contender.label for contender in CONTENDERS.values()}) == len(NAMES)
+    assert {name for name in NAMES if CONTENDERS[name].clipped} == {
+        "adabound", "amsbound", "block-adam-clip", "block-rmsprop-clip"
+    }  # fmt: skip
+    for name in NAMES:
+        assert (CONTENDERS[name].kind == "block") == name.startswith("block-")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_contender_moves_every_parameter_and_leaves_gradients_alone(name: str) -> None:
+    (model,) = twins(count=1)
+    optimizer = make_optimizer(name, model, CONTENDERS[name].lr, OptimizerSettings(), steps=10)
+    assert {p for group in optimizer.param_groups for p in group["params"]} == {*model.parameters()}
+    start = param_bits(model.parameters())
+    for step in range(2):  # SOAP moves from the second on
+        give_gradients_(model.parameters(), step)
+        grads = grad_bits(list(model.parameters()))
+        optimizer.step()
+        assert grad_bits(list(model.parameters())) == grads
+    assert all(before != after for before, after in zip(start, param_bits(model.parameters()), strict=True))
+
+
+def test_full_adagrad_refuses_a_model_that_it_cannot_hold() -> None:
+    with pytest.raises(ValueError, match=r"^BlockAdagrad: `grouping` must be"):
+        make_optimizer("full-adagrad", nn.Linear(100, 100), 0.1, OptimizerSettings(), steps=1)
+
+
+@pytest.mark.parametrize("name", ["blok-adam", "Block-Adam", "amsgrat", "ada-bound", "gtt"])
+def test_an_unknown_name_is_refused_with_the_nearest(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^make_optimizer: there is no optimizer '.+'; the nearest is '(.+)'\.$"
+    ) as caught:
+        make_optimizer(name, Net(), 0.1, OptimizerSettings(), steps=1)
+    nearest = str(caught.value).split("'")[-2]
+    assert difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0) == [nearest]
+
+
+@pytest.mark.parametrize(("argument", "value"), [("lr", 0.0), ("lr", math.inf), ("steps", 0), ("steps", 2.5)])
+def test_a_bad_lr_or_number_of_steps_is_refused(argument: str, value: Any) -> None:
+    arguments: dict[str, Any] = {"lr": 0.1, "steps": 10, argument: value}
+    with pytest.raises(ValueError, match=f"^make_optimizer: `{argument}` must be .+, got {re.escape(repr(value))}\\.$"):
+        make_optimizer("adam", Net(), settings=OptimizerSettings(), **arguments)
+
+
+def test_an_option_that_the_installed_version_does_not_name_is_refused() -> None:
+    """Its constructors take any keyword and forget it."""
+    with pytest.raises(TypeError, match=r"^Yogi: the installed pytorch_optimizer has no `wieght_decay`\.$"):
+        _theirs("Yogi", Net(), wieght_decay=0.1)
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("eps", 0.0, "a finite number > 0"),
+    ("beta1", 1.0, "in [0, 1)"),
+    ("beta2", -0.1, "in [0, 1)"),
+    ("rms_decay", math.nan, "in [0, 1)"),
+    ("momentum", 1.0, "in [0, 1)"),
+    ("bias_correction", 1, "True or False"),
+    ("nesterov", "no", "True or False"),
+    ("block_size", 0, "an integer >= 1"),
+    ("refresh_every", 1.5, "an integer >= 1"),
+    ("grouping", "columns", "one of 'auto', 'input', 'output', 'filter', 'chunk', 'tensor', 'joint', 'diagonal'"),
+    ("weight_decay", -1.0, "a finite number >= 0"),
+    ("final_lr", 0.0, "a finite number > 0"),
+    ("clip_progress", math.inf, "a finite number > 0"),
+    ("ggt_window", 0, "an integer >= 1"),
+    ("ggt_beta2", 0.0, "in (0, 1]"),
+    ("ggt_complement", "keep", "one of 'drop', 'scale'"),
+    ("ggt_scope", "layer", "one of 'model', 'tensor'"),
+    ("ggt_momentum", "ema", "one of 'average', 'sum'"),
+    ("ggt_columns", "m", "one of 'gradient', 'momentum'"),
+    ("ggt_relative_cutoff", 1.0, "in [0, 1)"),
+    ("ggt_absolute_cutoff", -1.0, "a finite number >= 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "rule"), BAD)
+def test_a_bad_setting_is_refused_in_one_sentence(name: str, value: Any, rule: str) -> None:
+    sentence = f"optimizer: `{name}` must be {rule}, got {value!r}."
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        OptimizerSettings(**{name: value})
+
+
+def test_nesterov_without_momentum_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^optimizer: `momentum` must be > 0 where `nesterov` is set, got 0\.0\.$"):
+        OptimizerSettings(momentum=0.0, nesterov=True)

@@ -1,0 +1,214 @@
+"""Settings: what ships is valid, changes land where they should, and nothing wrong gets through."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from blockadapt_experiments.contenders.catalogue import CONTENDERS, OptimizerSettings
+from blockadapt_experiments.core.config import SCALES, build, first_difference, keys, load, nearest, plain
+from blockadapt_experiments.core.settings import Settings, TuneSettings
+from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
+
+LENET = "mnist-lenet300"
+
+
+def lenet(*changes: str, scale: str = "smoke") -> Settings:
+    return load(get_experiment(LENET), scale, changes)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_experiment_has_settings_at_every_scale(name: str, scale: str) -> None:
+    experiment = get_experiment(name)
+    settings = load(experiment, scale)
+    assert isinstance(settings, experiment.config)
+    assert list(experiment.variants(settings))
+    assert json.loads(json.dumps(plain(settings))) == plain(settings)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_scales_grow(name: str) -> None:
+    seeds = [len(load(get_experiment(name), scale).seeds) for scale in SCALES]
+    assert seeds == sorted(seeds)
+    assert seeds[1] >= 3
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_seeds_to_tune_with_are_no_seeds_of_the_experiment(name: str) -> None:
+    for scale in SCALES:
+        settings = load(get_experiment(name), scale)
+        assert not {*settings.seeds} & {*settings.tune.seeds}
+
+
+def test_a_scale_overrides_defaults_and_nested_tables_merge() -> None:
+    laptop, paper = lenet(scale="laptop"), lenet(scale="paper")
+    assert laptop.epochs == 20
+    assert paper.epochs == 100
+    assert laptop.optimizer == OptimizerSettings(final_lr=laptop.optimizer.final_lr)
+    assert paper.optimizer == OptimizerSettings(final_lr=laptop.optimizer.final_lr, ggt_window=200)
+
+
+def test_changes_are_typed_and_the_last_one_wins() -> None:
+    settings = lenet(
+        "epochs=7",
+        "epochs=9",
+        "optimizer.grouping=input",
+        "optimizer.block_size=25",
+        "optimizer.eps=1",
+        "lr.block-adam=3e-3",
+        "seeds=[4, 5]",
+        "schedule.kind=step",
+        "schedule.at=[0.25]",
+        'optimizers=["adam", "block-adam"]',
+        "optimizer.nesterov=true",
+    )
+    assert settings.epochs == 9
+    assert settings.optimizer.grouping == "input"
+    assert settings.optimizer.block_size == 25
+    assert settings.optimizer.eps == 1.0
+    assert isinstance(settings.optimizer.eps, float)
+    assert settings.lr["block-adam"] == 3e-3
+    assert settings.seeds == (4, 5)
+    assert (settings.schedule.kind, settings.schedule.at) == ("step", (0.25,))
+    assert settings.optimizers == ("adam", "block-adam")
+    assert settings.optimizer.nesterov is True
+
+
+def test_none_is_written_as_a_word() -> None:
+    assert lenet("schedule.factor=0.5").schedule.factor == 0.5
+    assert lenet("schedule.factor=0.5", "schedule.factor=none").schedule.factor is None
+
+
+REFUSED = {
+    "epohcs=3": "mnist-lenet300: there is no setting `epohcs`; the nearest is `epochs`.",
+    "optimizer.blocksize=3": "mnist-lenet300: there is no setting `optimizer.blocksize`; the nearest is "
+    "`optimizer.block_size`.",
+    "block_size=3": "mnist-lenet300: there is no setting `block_size`; the nearest is `optimizer.block_size`.",
+    "epochs=many": "mnist-lenet300: `epochs` must be an integer, got 'many'.",
+    "epochs=2.0": "mnist-lenet300: `epochs` must be an integer, got 2.0.",
+    "epochs=true": "mnist-lenet300: `epochs` must be an integer, got True.",
+    "epochs=0": "training: `epochs` must be an integer >= 1, got 0.",
+    "epochs=1\nseeds=[9]": "mnist-lenet300: `epochs` must be an integer, got '1\\nseeds=[9]'.",
+    "optimizer.eps=true": "mnist-lenet300: `optimizer.eps` must be a number, got True.",
+    "optimizer.eps=-1": "optimizer: `eps` must be a finite number > 0, got -1.0.",
+    "optimizer=3": "mnist-lenet300: `optimizer` must be a table, got 3.",
+    "optimizer.nesterov=yes": "mnist-lenet300: `optimizer.nesterov` must be true or false, got 'yes'.",
+    "lr=0.1": "mnist-lenet300: `lr` must be a table, got 0.1.",
+    "lr.adam=fast": "mnist-lenet300: `lr.adam` must be a number, got 'fast'.",
+    "lr.adam=0": "settings: `lr.adam` must be a finite number > 0, got 0.0.",
+    "lr.adm=0.1": "mnist-lenet300: `lr` has an unknown optimizer 'adm'; the nearest is 'adam'.",
+    "seeds=3": "mnist-lenet300: `seeds` must be a list, got 3.",
+    "seeds=[]": "settings: `seeds` must be one or more different integers in [0, 2⁶³), got [].",
+    "seeds=[1, 1]": "settings: `seeds` must be one or more different integers in [0, 2⁶³), got [1, 1].",
+    "seeds=[-1]": "settings: `seeds` must be one or more different integers in [0, 2⁶³), got [-1].",
+    "seeds=['a']": "mnist-lenet300: `seeds` must be an integer, got 'a'.",
+    "optimizers=[]": "settings: `optimizers` must be one or more different names, got [].",
+    "optimizers=['blok-adam']": "mnist-lenet300: `optimizers` has an unknown optimizer 'blok-adam'; the nearest is "
+    "'block-adam'.",
+    "schedule.kind=cosine": (
+        "mnist-lenet300: `schedule.kind` must be one of 'constant', 'step', 'dev', 'sqrt', got 'cosine'."
+    ),
+    "data=cifar": "mnist-lenet300: `data` must be one of 'mnist', 'digits', got 'cifar'.",
+    "tune.low=0": "tune: `low` must be a finite number > 0, got 0.0.",
+    "tune.high=1e-9": "tune: `high` must be a finite number in (0.001, inf), got 1e-09.",
+    "tune.trials=1": "tune: `trials` must be an integer >= 2, got 1.",
+    "epochs": "mnist-lenet300: `set` must be key=value, got 'epochs'.",
+    "=3": "mnist-lenet300: `set` must be key=value, got '=3'.",
+    "optimizer..eps=3": "mnist-lenet300: `set` must be key=value, got 'optimizer..eps=3'.",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_what_is_wrong_gets_one_sentence(change: str) -> None:
+    with pytest.raises(ValueError, match=r"^") as refusal:
+        lenet(change)
+    assert str(refusal.value) == REFUSED[change]
+
+
+def test_an_unknown_scale_gets_one_sentence() -> None:
+    sentence = "mnist-lenet300: `scale` must be one of 'smoke', 'laptop', 'paper', got 'huge'."
+    with pytest.raises(ValueError, match=r"^") as refusal:
+        lenet(scale="huge")
+    assert str(refusal.value) == sentence
+
+
+def test_an_unknown_experiment_gets_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"^") as refusal:
+        get_experiment("mnist-lenet3000")
+    assert str(refusal.value) == (
+        "blockadapt: there is no experiment 'mnist-lenet3000'; the nearest is 'mnist-lenet300'."
+    )
+
+
+def test_the_nearest_name_may_be_meant_by_its_last_part() -> None:
+    assert nearest("kind", ["schedule.kind", "king"]) == "schedule.kind"
+    assert nearest("optimizer.beta", ["optimizer.beta1", "tune.low"]) == "optimizer.beta1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    kind: Literal["a", "b"] = "a"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer(Settings):
+    pair: tuple[float, int]
+    many: tuple[tuple[int, int], ...] = ()
+    maybe: int | str | None = None
+    inner: Inner = field(default_factory=Inner)
+
+
+def outer(**table: object) -> Outer:
+    return build("x", Outer, {"optimizers": ["adam"], "seeds": [0], **table}, known=keys(Outer))
+
+
+def test_every_type_that_settings_may_have_is_converted() -> None:
+    assert [key for key in keys(Outer) if "." not in key] == ["optimizers", "seeds", "lr", "pair", "many", "maybe"]
+    assert {"inner.kind", "tune.low", "optimizer.eps"} <= {*keys(Outer)}
+    made = outer(pair=[1, 2], many=[[1, 2], [3, 4]], maybe="word", inner={"kind": "b"})
+    assert (made.pair, made.many, made.maybe, made.inner) == ((1.0, 2), ((1, 2), (3, 4)), "word", Inner(kind="b"))
+    assert isinstance(made.pair[0], float)
+    assert outer(pair=[1, 2], maybe="none").maybe is None
+    with pytest.raises(ValueError, match=r"^x: `pair` must be a list of 2, got \[1\]\.$"):
+        outer(pair=[1])
+    with pytest.raises(ValueError, match=r"^x: `maybe` must be an integer, got 1\.5\.$"):
+        outer(pair=[1, 2], maybe=1.5)
+
+
+def test_a_missing_setting_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^x: `pair` must be given, got nothing\.$"):
+        outer()
+
+
+def test_the_first_difference_is_found_at_any_depth() -> None:
+    ours = {"a": 1, "b": {"c": [1, 2], "d": 3}}
+    assert first_difference(ours, ours) is None
+    assert first_difference(ours, {**ours, "b": {"c": [1, 2], "d": 4}}) == ("b.d", 3, 4)
+    assert first_difference(ours, {"a": 1, "b": {"c": [1]}}) == ("b.c", [1, 2], [1])
+    key, here, there = first_difference(ours, {"a": 1}) or ("", 0, 0)
+    assert (key, repr(here), repr(there)) == ("b", repr(ours["b"]), "nothing")
+
+
+def test_plain_settings_load_back_to_the_same() -> None:
+    settings = lenet("schedule.kind=dev", "lr.adam=0.1", scale="paper")
+    flat = {}
+
+    def walk(table: dict[str, object], prefix: str) -> None:
+        for name, value in table.items():
+            if isinstance(value, dict):
+                walk(value, f"{prefix}{name}.")
+            else:
+                flat[prefix + name] = "none" if value is None else json.dumps(value)
+
+    walk(plain(settings), "")
+    assert lenet(*(f"{key}={value}" for key, value in flat.items()), scale="smoke") == settings
+
+
+def test_learning_rates_are_those_of_the_contenders_unless_set() -> None:
+    assert {*lenet().lr} <= {*CONTENDERS}
+    assert TuneSettings().low == 1e-4
+    assert TuneSettings().high == 1e2

@@ -1,0 +1,189 @@
+"""Records survive: files are whole or absent, rows are cut back to the checkpoint, one process writes at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from blockadapt_experiments.files.atomic import atomic, read_json, write_json
+from blockadapt_experiments.results.measurements import Outcome, RunKey
+from blockadapt_experiments.running.records import RunRecord, begin_experiment
+
+KEY = RunKey("adam", "", 3)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> RunRecord:
+    made = RunRecord(tmp_path, KEY)
+    made.folder.mkdir(parents=True)
+    return made
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_file_that_could_not_be_finished_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_json(path, {"old": 1})
+    with pytest.raises(RuntimeError, match="power"), atomic(path) as file:  # noqa: PT012
+        file.write(b"half a")
+        raise RuntimeError("power")
+    assert read_json(path) == {"old": 1}
+    write_json(path, {"new": 2})
+    assert read_json(path) == {"new": 2}
+    assert names(tmp_path) == {"file"}
+
+
+def test_folders_say_which_run_it_is(tmp_path: Path) -> None:
+    assert RunRecord(tmp_path, KEY).folder == tmp_path / "runs" / "adam" / "-" / "seed-3"
+    assert RunRecord(tmp_path, RunKey("sgd", "M=5", 0)).folder == tmp_path / "runs" / "sgd" / "M=5" / "seed-0"
+
+
+def test_rows_beyond_the_checkpoint_are_cut_off_with_half_a_line(record: RunRecord) -> None:
+    assert record.resume() is None
+    record.append(1, [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}], 1.5)
+    record.save({"leg": 1, "task": {"weights": torch.arange(3.0)}})
+    kept = record.metrics.read_bytes()
+    record.append(2, [{"epoch": 3, "loss": 0.125}], 1.0)
+    with record.metrics.open("ab") as file:
+        file.write(b'{"epoch": 4, "lo')
+
+    again = RunRecord(record.folder.parents[3], KEY)
+    state = again.resume()
+    assert state is not None
+    assert torch.equal(state["task"]["weights"], torch.arange(3.0))
+    assert again.metrics.read_bytes() == kept
+    again.append(2, [{"epoch": 3, "loss": 0.125}], 2.0)
+    assert [row["epoch"] for row in again.rows()] == [1, 2, 3]
+    timing = [json.loads(line) for line in (record.folder / "timing.jsonl").read_text().splitlines()]
+    assert timing == [
+        {"leg": 1, "seconds": 1.5, "last_row": 2},
+        {"leg": 2, "seconds": 2.0, "last_row": 3},
+    ]
+
+
+def test_without_a_checkpoint_all_rows_go(record: RunRecord) -> None:
+    record.append(1, [{"epoch": 1}], 1.0)
+    assert RunRecord(record.folder.parents[3], KEY).resume() is None
+    assert record.metrics.read_bytes() == b""
+
+
+def test_a_finished_run_holds_its_result_and_no_checkpoint(record: RunRecord) -> None:
+    record.resume()
+    record.append(1, [{"epoch": 1}], 1.25)
+    record.append(2, [{"epoch": 2}], 0.5)
+    record.save({"leg": 2})
+    record.error.write_text("an old failure")
+    assert (record.begun, record.finished) == (True, False)
+    numbers = {"steps": np.int64(7), "loss": torch.tensor(0.5), "diverged": 0}
+    record.finish(Outcome(numbers, {"weights": np.arange(4, dtype=np.float32)}), 123)
+    assert (record.begun, record.finished) == (False, True)
+    assert names(record.folder) == {"metrics.jsonl", "timing.jsonl", "result.json", "arrays.npz"}
+    result = read_json(record.folder / "result.json")
+    assert result["numbers"] == {"steps": 7, "loss": 0.5, "diverged": 0}
+    assert (result["seconds"], result["peak_memory_bytes"]) == (1.75, 123)
+    with np.load(record.folder / "arrays.npz", allow_pickle=False) as archive:
+        assert archive.files == ["weights"]
+        np.testing.assert_array_equal(archive["weights"], np.arange(4, dtype=np.float32))
+
+
+def test_arrays_have_the_same_bytes_at_any_time(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for clock in (1e9, 1.7e9):
+        monkeypatch.setattr("time.time", lambda clock=clock: clock)
+        monkeypatch.setattr("time.localtime", lambda *_: (int(clock), 1, 1, 0, 0, 0, 0, 1, 0))  # noqa: B023
+        record.resume()
+        record.finish(Outcome({}, {"a": np.arange(3), "b": np.eye(2)}), 0)
+        found.append((record.folder / "arrays.npz").read_bytes())
+    assert found[0] == found[1]
+    with zipfile.ZipFile(record.folder / "arrays.npz") as archive:
+        assert archive.testzip() is None
+
+
+def test_values_that_are_not_finite_come_back(record: RunRecord) -> None:
+    record.resume()
+    record.append(1, [{"epoch": 1, "loss": float("nan"), "best": float("inf")}], 0.0)
+    (row,) = record.rows()
+    assert np.isnan(row["loss"])
+    assert row["best"] == float("inf")
+
+
+def test_a_run_keeps_what_it_was_begun_with(record: RunRecord) -> None:
+    about = {"arm": "adam", "lr": 0.1, "settings": {"epochs": 3}, "environment": {"threads": 2}}
+    assert record.begin(about) == about
+    assert record.begin({**about, "environment": {"threads": 1}}) == about
+    with pytest.raises(ValueError, match=r"^") as refusal:
+        record.begin({**about, "lr": 0.2})
+    assert str(refusal.value) == "run: `lr` must be 0.1 as in what adam, seed 3 was begun with, got 0.2."
+
+
+def test_a_directory_takes_one_experiment(tmp_path: Path) -> None:
+    about = {
+        "experiment": "x",
+        "scale": "smoke",
+        "settings": {"epochs": 3, "optimizer": {"eps": 0.1}},
+        "tune": False,
+        "command": "blockadapt run x",
+        "environment": {},
+    }
+    begin_experiment(tmp_path, about)
+    begin_experiment(tmp_path, {**about, "command": "blockadapt run x --jobs 2", "environment": {"threads": 1}})
+    assert read_json(tmp_path / "experiment.json") == about
+    for changed, sentence in (
+        ({"scale": "paper"}, "run: `scale` must be 'smoke' as in the runs in {out}, got 'paper'."),
+        (
+            {"settings": {"epochs": 3, "optimizer": {"eps": 0.2}}},
+            "run: `optimizer.eps` must be 0.1 as in the runs in {out}, got 0.2.",
+        ),
+        ({"settings": {"optimizer": {"eps": 0.1}}}, "run: `epochs` must be 3 as in the runs in {out}, got nothing."),
+        ({"tune": True}, "run: `tune` must be False as in the runs in {out}, got True."),
+    ):
+        with pytest.raises(ValueError, match=r"^") as refusal:
+            begin_experiment(tmp_path, {**about, **changed})
+        assert str(refusal.value) == sentence.format(out=tmp_path)
+    assert read_json(tmp_path / "experiment.json") == about
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_lock_of_a_process_that_was_killed_is_free(record: RunRecord) -> None:
+    command = [sys.executable, "-c", HOLDER, str(record.folder / ".lock")]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
+    assert holder.stdout is not None
+    with holder.stdout:
+        assert holder.stdout.readline() == "held\n"
+        with record.locked() as ours:
+            assert not ours
+        holder.kill()
+        holder.wait()
+    with record.locked() as ours:
+        assert ours
+        with RunRecord(record.folder.parents[3], KEY).locked() as second:
+            assert not second
+    with record.locked() as ours:
+        assert ours
+
+
+def test_rows_are_on_disk_as_soon_as_they_are_appended(record: RunRecord) -> None:
+    record.resume()
+    for leg in range(1, 4):
+        record.append(leg, [{"epoch": leg}], 0.0)
+        assert len(record.metrics.read_text().splitlines()) == leg
+    assert os.path.getsize(record.metrics) == len(b'{"epoch": 1}\n') * 3
