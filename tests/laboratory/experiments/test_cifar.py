@@ -28,7 +28,6 @@ from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.drawing.bars import bar_figure
 from blockadapt_experiments.experiments.cifar import (
     DATA,
-    MODELS,
     TABLE_1,
     Cifar,
     CifarSettings,
@@ -164,7 +163,7 @@ def test_the_margin_is_of_the_mean_colour(data_dir: Path) -> None:
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 def test_blocks_follow_the_kind_of_layer(scale: str) -> None:
     settings = load(get_experiment("cifar10-densenet"), scale)
-    model = MODELS["cifar10-densenet"](settings)
+    model = get_experiment("cifar10-densenet").model(settings)
     optimizer = make_optimizer("block-adam", model, 1e-3, settings.optimizer, steps=100)
     assert isinstance(optimizer, BlockAdam)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -191,7 +190,7 @@ def test_the_paper_scale_is_the_papers(name: str) -> None:
     assert (optimizer.eps, optimizer.beta1, optimizer.beta2, optimizer.final_lr) == (1e-4, 0.9, 0.999, 0.1)
     steps = settings.steps(50_000)
     assert sum(steps) == 234_600
-    model = MODELS[name](settings)
+    model = get_experiment(name).model(settings)
     assert model.output.out_features == DATA[name].classes
     clipped = make_optimizer("block-adam-clip", model, 1e-3, optimizer, sum(steps))
     assert clipped.param_groups[0]["clip"].final_lr == 0.1

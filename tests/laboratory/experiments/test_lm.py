@@ -20,8 +20,8 @@ from blockadapt_experiments.contenders.catalogue import make_optimizer
 from blockadapt_experiments.core.config import load, plain
 from blockadapt_experiments.data.missing import MissingData
 from blockadapt_experiments.data.text import Corpus
+from blockadapt_experiments.experiments import lm
 from blockadapt_experiments.experiments.lm import (
-    MODELS,
     LanguageTask,
     LmSettings,
     judge_curve,
@@ -29,7 +29,7 @@ from blockadapt_experiments.experiments.lm import (
     judge_lowest,
     make_task,
 )
-from blockadapt_experiments.experiments.registry import get_experiment, lm
+from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.models.lstm import perplexity
 from blockadapt_experiments.report import write_report
@@ -100,7 +100,7 @@ def test_the_paper_scale_is_the_papers() -> None:
     assert (settings.train_tokens, settings.evaluation_tokens) == (None, None)
     assert (settings.schedule.kind, settings.schedule.factor, settings.lr["sgd"]) == ("dev", 0.5, 5.0)
     assert settings.clip_norm == pytest.approx(5 / 35, rel=2e-3)
-    model = MODELS["lm-lstm"](settings)
+    model = get_experiment("lm-lstm").model(settings)
     assert sum(parameter.numel() for parameter in model.parameters()) == 16_022_000
 
 
@@ -128,7 +128,8 @@ def test_smaller_scales_take_as_many_steps_as_they_say(scale: str, steps: int) -
 
 def test_blocks_lie_within_the_vector_of_a_word() -> None:
     settings = load(get_experiment("lm-lstm"), "laptop")
-    optimizer = make_optimizer("block-adam", MODELS["lm-lstm"](settings), 1e-3, settings.optimizer, steps=10)
+    model = get_experiment("lm-lstm").model(settings)
+    optimizer = make_optimizer("block-adam", model, 1e-3, settings.optimizer, steps=10)
     assert isinstance(optimizer, BlockAdam)
     rows = {row.name: row for row in plan(optimizer).rows}
     assert rows["embedding.weight"].grouping == "output"

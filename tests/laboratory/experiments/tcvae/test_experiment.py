@@ -17,7 +17,6 @@ from blockadapt_experiments.data.sprites import SIZES, load_sprites
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.experiments.tcvae.drawing import SPAN
 from blockadapt_experiments.experiments.tcvae.experiment import (
-    MODELS,
     TCVAE,
     TcvaeSettings,
     TcvaeTask,
@@ -254,7 +253,7 @@ def test_settings_that_cannot_be_are_refused(change: str, sentence: str) -> None
 
 def test_blocks_are_spatial_kernels_and_in_the_last_layer_of_the_encoder_outputs_of_one_input() -> None:
     paper = load(TCVAE, "paper")
-    model = MODELS["tcvae"](paper)
+    model = TCVAE.model(paper)
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_298_581
     rows = {row.name: row for row in plan(make_optimizer("block-adam", model, 1e-3, paper.optimizer, steps=1)).rows}
     spatial = {name: value for name, value in model.named_parameters() if value.shape[2:] == (4, 4)}

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from blockadapt_experiments.contenders.catalogue import OptimizerSettings
 from blockadapt_experiments.core.config import load, plain
 from blockadapt_experiments.core.experiment import Experiment, Task
-from blockadapt_experiments.experiments.registry import get_experiment, toy_trajectories
+from blockadapt_experiments.experiments.registry import get_experiment
+from blockadapt_experiments.experiments.toy import trajectories
 from blockadapt_experiments.experiments.toy.adagrad import (
     AdagradTask,
     draw_batches,
@@ -368,7 +369,7 @@ def test_a_landscape_interacts_and_has_its_minimum_at_the_truth() -> None:
         landscape = draw_landscape(number, settings)
         H = pair_hessian(landscape.problem, landscape.problem.truth, landscape.pair)
         assert abs(H[0, 1]) >= 0.8 * math.sqrt(H[0, 0] * H[1, 1])
-        assert np.linalg.eigvalsh(H)[0] >= toy_trajectories.LEAST_CURVATURE
+        assert np.linalg.eigvalsh(H)[0] >= trajectories.LEAST_CURVATURE
         np.testing.assert_allclose(landscape.gradient(landscape.centre), 0, atol=1e-15)
         assert landscape.pair in same_layer_pairs(landscape.problem)
 
@@ -399,7 +400,7 @@ def test_steps_and_detour_are_those_of_the_path(arm: str) -> None:
         assert (norms[:-1] >= settings.tolerance).all() or numbers["steps_stationary"] < numbers["steps_needed"]
         if numbers["arrived"]:
             assert norms[-1] < settings.tolerance
-            assert task._landscape.curvature(path[-1]) > toy_trajectories.FLAT
+            assert task._landscape.curvature(path[-1]) > trajectories.FLAT
         moves = [math.dist(a, b) for a, b in pairwise(path)]
         assert numbers["detour"] == pytest.approx(sum(moves) / math.dist(path[0], path[-1]), rel=1e-12)
         assert [row["step"] for row in rows] == list(range(0, 1101, 50))
