@@ -1,24 +1,35 @@
-# Two commands on a fresh machine with Python 3.10 or newer: `make demo` and `make test`.
+# Two commands on a fresh machine with Python 3.10 or newer: `make demo` and `make test`. `make` alone lists all.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow bench lint clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow browser bench lint clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r target words; do printf '%-10s %s\n' "$$target" "$$words"; done
 
 demo: $(READY)  ## train four optimizers on embedded data; a table and plots in demo/
 	$(BIN)/blockadapt demo --out demo
 
-test: lint  ## ruff, mypy and every test but the slow ones
+test: lint  ## ruff, mypy and every test but the slow ones; installs nothing outside .venv
 	$(BIN)/pytest -n 2 -m "not slow"
 
 test-slow: $(READY)  ## the tests that take long
 	$(BIN)/pytest -n 2 -m slow
 
+browser:  ## install Debian's Chromium, which tests of the report's page need; takes apt-get and root
+	@if command -v chromium; then exit; fi; \
+	if ! command -v apt-get > /dev/null || [ "$$(id -u)" != 0 ]; then \
+		echo "make browser: cannot install Chromium without apt-get and root; install it so that \`chromium\` is in PATH." >&2; exit 1; \
+	fi; \
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium chromium-driver
+
 bench: $(READY)  ## speed and memory, as ratios within one run; leave the machine alone meanwhile
 	$(BIN)/blockadapt bench --out bench
 
-lint: $(READY)
+lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -28,5 +39,5 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,experiments]"
 	touch $(READY)
 
-clean:
+clean:  ## remove the environment and what demo and bench wrote
 	rm -rf $(VENV) demo bench

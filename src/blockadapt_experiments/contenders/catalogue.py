@@ -2,7 +2,7 @@
 
 AdaBound, AMSBound, Yogi, SOAP and Shampoo are pytorch_optimizer's, GGT is in `ggt.py`, the rest is torch's or ours:
 nothing is rewritten here. The docstring of each builder states the rule that its optimizer follows and what of it could
-not be set; `tests/test_contenders.py` holds every one to its rule.
+not be set; `tests/laboratory/contenders/test_catalogue.py` holds every one to its rule.
 
 A setting means the same wherever a method has it: `eps` is added to √v, `weight_decay` times x to the gradient. The
 builders name the exceptions.

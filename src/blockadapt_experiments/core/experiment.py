@@ -48,7 +48,7 @@ class Experiment(Design, Generic[ConfigT]):
     """An experiment: a design, its settings, its runs, and how its results are judged and drawn.
 
     Attributes:
-        config: The class of its settings, a frozen dataclass that `config.py` fills from TOML.
+        config: The class of its settings, a frozen dataclass that `core/config.py` fills from TOML.
         variants: The variants of these settings, [""] if there is no sweep.
         task: Makes the run, with this learning rate. With `tuning` it never touches test data: it trains on a part of
             the training data and its rows hold `objective`, measured on the rest.

@@ -6,8 +6,8 @@ Zaremba et al. (2014): 20 contiguous streams, 35 steps of backpropagation with t
 nothing recurs, weights from U(±0.05), gradients clipped by their norm. They sum the loss over the 35 steps; here it is
 the mean over tokens, which divides gradients by 35, so their threshold of 5 is 5/35.
 
-Any text will do, see `language.py`; the records name it. Perplexities of different texts, or of different vocabularies,
-are not comparable.
+Any text will do, see `data/text.py`; the records name it. Perplexities of different texts, or of different
+vocabularies, are not comparable.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ HIDDEN, CLASSES = 100, 10
 
 
 class Arm(NamedTuple):
-    """How an arm is made: a block method of contenders.py, and whether its blocks are single coordinates."""
+    """How an arm is made: a block method by its contender's name, and whether its blocks are single coordinates."""
 
     contender: str
     diagonal: bool

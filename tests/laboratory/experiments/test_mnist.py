@@ -126,16 +126,19 @@ def test_without_a_pair_there_is_nothing_to_judge(tmp_path: Path) -> None:
     curves = Curves(tmp_path, ["sgd", "block-adam"], seeds=3)
     curves.add("sgd", 1.0, 0.008, 0.95, 0.010)
     curves.add("block-adam", 1.0, 0.002, 0.96, 0.002)
-    nothing = Verdict(None, "No block method ran together with what the paper compares it with.")
+    nothing = Verdict(None, "The methods that the paper compares did not run together.")
     assert judge_early(curves.summary()) == judge_higher(curves.summary()) == nothing
 
 
-def test_a_diverged_run_makes_no_verdict(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [1.0, float("nan")])
+def test_a_diverged_run_makes_no_verdict(tmp_path: Path, last: float) -> None:
+    """Whether its values show it or only the run itself says so: also about what was measured before."""
     curves = Curves(tmp_path, ["adam", "block-adam"], seeds=2)
-    curves.add("block-adam", 1.0, 0.002, 0.96, 0.002)
+    curves.add("block-adam", 2.0, 0.002, 0.96, 0.002)
     for seed in (0, 1):
-        values = [1.0] * (EPOCHS - 1) + [float("nan")] if seed else [1.0] * EPOCHS
-        write_run(tmp_path, "adam", "", seed, rows_of(train_loss=values, test_accuracy=values))
-    held = judged(curves.summary())
-    assert held[1:] == [None, None, None]
-    assert "no number" in judge_late(curves.summary()).words
+        values = [1.0] * (EPOCHS - 1) + [last if seed else 1.0]
+        rows = rows_of(train_loss=values, test_accuracy=values)
+        write_run(tmp_path, "adam", "", seed, rows, numbers={"diverged": seed})
+    assert judged(curves.summary()) == [None] * 4
+    for judge in (judge_early, judge_late, judge_steady, judge_higher):
+        assert "no number" in judge(curves.summary()).words

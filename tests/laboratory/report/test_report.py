@@ -28,7 +28,7 @@ from blockadapt_experiments.report.table import results  # noqa: E402
 from blockadapt_experiments.results import formats  # noqa: E402
 from blockadapt_experiments.results.measurements import Metric  # noqa: E402
 from blockadapt_experiments.results.summary import Band, Summary  # noqa: E402
-from support.browser import Browser, chromium, find_chromium  # noqa: E402
+from support.browser import Browser, chromium, require_chromium  # noqa: E402
 from support.run_records import (  # noqa: E402
     experiment,
     realistic,
@@ -63,13 +63,9 @@ def panels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Chromium; installed first where apt is there and we may use it."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if base.name.startswith("popen-") else base  # one for all processes of pytest-xdist
-    program = find_chromium(shared / "chromium.lock")
-    if program is None:
-        pytest.skip("Chromium is not here, and cannot be installed: that takes apt-get and root")
+def browser() -> Iterator[Browser]:
+    """Chromium."""
+    program = require_chromium()
     # A short path: Chromium puts sockets below it, whose names have a limit.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, chromium(program, Path(profile)) as found:
         yield found
@@ -316,6 +312,18 @@ def test_what_cannot_be_reported_is_refused_in_one_sentence(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"\Areport: `dir` must be a directory that can be written to, got '"):
         write_report(tmp_path, experiment())
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_missing_browser_skips_a_test_and_fails_it_in_continuous_integration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="Chromium is not in PATH; `make browser` installs it"):
+        require_chromium()
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match="Chromium is not in PATH; `make browser` installs it"):
+        require_chromium()
 
 
 # The page in a browser ------------------------------------------------------------------------------------------------
@@ -647,21 +655,3 @@ def test_an_axis_shows_all_means_and_as_much_of_the_bands_as_does_not_flatten_th
     low, high = y_range([band(1e-4, 1.0, half=1e-5)], True) or (0, 0)
     assert low < 1e-4
     assert 1 < high < 10
-
-
-@pytest.mark.parametrize(
-    ("mean", "half", "text"),
-    [
-        (98.2, 0.2512, "98.20 ± 0.25"),
-        (-0.5, 0.1, "−0.50 ± 0.10"),
-        (12345.6, 678.0, "12,346 ± 678"),
-        (1.5e-6, 2.1e-7, "(1.50 ± 0.21)e-6"),
-        (3.0e9, 4.0e7, "(3.000 ± 0.040)e9"),
-        (5.0, 0.0, "5"),
-        (0.0, math.nan, "0"),
-        (math.nan, math.nan, "–"),
-        (math.inf, math.nan, "∞"),
-    ],
-)
-def test_estimates_are_written_with_the_digits_that_they_have(mean: float, half: float, text: str) -> None:
-    assert formats.estimate(mean, half) == text

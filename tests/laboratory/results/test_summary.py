@@ -1,4 +1,4 @@
-"""Records read back from disk and the statistics over seeds, against plain NumPy on the numbers that were written."""
+"""Statistics over seeds, against plain NumPy on the numbers that were written."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ import pytest
 
 pytest.importorskip("scipy", reason="needs the `experiments` extra")
 
-from blockadapt_experiments.core.config import load, plain
-from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import Metric
 from blockadapt_experiments.results.summary import Curve
-from support.run_records import experiment, rows_of, write_experiment, write_json, write_lines, write_run
-
-# Student's t at 0.975, from a printed table: for 1, 2, 3, 4, 9 and 19 degrees of freedom.
-T = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764, 10: 2.2622, 20: 2.0930}
+from support.run_records import experiment, rows_of, write_experiment, write_json, write_run
 
 LOSSES = np.array([[0.9, 0.5, 0.30, 0.25, 0.31], [1.1, 0.4, 0.28, 0.20, 0.26], [1.0, 0.6, 0.32, 0.27, 0.22]])
 ACCURACIES = np.array([[90, 95, 97.5, 97, 98.0], [91, 96, 96.9, 97.2, 97.1], [89, 94, 96.0, 96.5, 96.9]])
@@ -33,33 +28,6 @@ def out(tmp_path: Path) -> Path:
         rows = rows_of(loss=loss.tolist(), accuracy=accuracy.tolist())
         write_run(tmp_path, "adam", "", seed, rows, leg=0.5 + seed, numbers={"state_bytes": 100.0 + seed})
     return tmp_path
-
-
-@pytest.mark.parametrize("count", T)
-def test_interval_is_students(count: int) -> None:
-    values = np.random.default_rng(count).normal(3, 2, count)
-    mean, half = interval(values)
-    spread = math.sqrt(sum((value - sum(values) / count) ** 2 for value in values) / (count - 1))
-    assert mean == pytest.approx(sum(values) / count, rel=1e-14)
-    assert half == pytest.approx(T[count] * spread / math.sqrt(count), rel=2e-5)
-
-
-def test_interval_covers_the_truth_in_95_of_100_cases() -> None:
-    samples = np.random.default_rng(0).normal(7, 3, (4000, 4))
-    hits = sum(abs(mean - 7) <= half for mean, half in map(interval, samples))
-    assert abs(hits / 4000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 4000)
-
-
-def test_values_that_are_all_alike_have_no_width() -> None:
-    assert interval([0.680712] * 3) == (0.680712, 0.0)
-
-
-def test_one_seed_has_no_interval_and_a_diverged_one_no_mean() -> None:
-    mean, half = interval([2.5])
-    assert mean == 2.5
-    assert math.isnan(half)
-    for values in ([], [1.0, math.nan], [1.0, math.inf]):
-        assert all(map(math.isnan, interval(values)))
 
 
 def test_statistics_are_those_of_the_rows(out: Path) -> None:
@@ -161,61 +129,6 @@ def test_an_unfinished_run_is_in_curves_and_not_in_statistics(out: Path) -> None
     assert summary.finished == 4
 
 
-def test_rows_end_before_a_line_that_is_half_written(tmp_path: Path) -> None:
-    write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
-    rows = rows_of(loss=[1.25, 1e-7, math.nan], accuracy=[3, 4, 5])
-    run = write_run(tmp_path, "adam", "", 0, rows, finished=False)
-    whole = (run / "metrics.jsonl").read_bytes()
-    for size in range(len(whole) + 1):
-        (run / "metrics.jsonl").write_bytes(whole[:size])
-        found = read(tmp_path, experiment()).runs[0].rows
-        assert len(found) == whole[:size].count(b"\n")
-        assert repr(list(found)) == repr(rows[: len(found)])
-
-
-def test_a_run_that_left_nothing_but_its_description_is_read(tmp_path: Path) -> None:
-    write_experiment(tmp_path)
-    run = write_run(tmp_path, "adam", "", 0, [], leg=None, finished=False)
-    (run / "metrics.jsonl").unlink()
-    (tmp_path / "runs" / "adam" / "-" / "seed-1").mkdir()  # killed before it wrote anything
-    summary = read(tmp_path, experiment())
-    assert [run.key.seed for run in summary.runs] == [0]
-    assert summary.metrics == []
-
-
-@pytest.mark.parametrize(
-    ("timing", "expected"),
-    [
-        ([], [math.nan] * 4),
-        ([(1, 2.0, 4)], [0.5, 1.0, 1.5, 2.0]),
-        ([(1, 2.0, 1), (2, 3.0, 3)], [2.0, 3.5, 5.0, math.nan]),
-        ([(1, 2.0, 1), (2, 9.0, 1), (3, 1.0, 3), (4, 1.0, 4)], [2.0, 11.5, 12.0, 13.0]),  # a leg without a row
-        ([(1, 2.0, 2), (2, 9.0, 4), (2, 4.0, 4)], [1.0, 2.0, 4.0, 6.0]),  # a leg that was done again
-        ([(1, 2.0, 2), (2, 3.0, 8)], [1.0, 2.0, 2.5, 3.0]),  # rows that are not yet there
-    ],
-)
-def test_seconds_run_up_to_every_row(
-    tmp_path: Path, timing: list[tuple[int, float, int]], expected: list[float]
-) -> None:
-    write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
-    run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[4, 3, 2, 1]), leg=None)
-    write_lines(run / "timing.jsonl", [{"leg": u, "seconds": s, "last_row": r} for u, s, r in timing])
-    np.testing.assert_allclose(read(tmp_path, experiment()).runs[0].seconds, expected)
-
-
-def test_a_seed_has_diverged_if_it_says_so_or_shows_it(tmp_path: Path) -> None:
-    write_experiment(tmp_path, seeds=[0, 1, 2])
-    write_run(tmp_path, "adam", "", 0, rows_of(loss=[1, 2]), numbers={"diverged": 0})
-    write_run(tmp_path, "adam", "", 1, rows_of(loss=[1, 2]), numbers={"diverged": 1})
-    write_run(tmp_path, "adam", "", 2, rows_of(loss=[1, math.nan]))
-    write_run(tmp_path, "block-adam", "", 0, rows_of(loss=[1, math.inf]), finished=False)
-    write_run(tmp_path, "block-adam", "", 1, rows_of(loss=[1, 2], other=[math.nan, 1]))  # not a metric
-    summary = read(tmp_path, experiment())
-    assert (summary.diverged("adam"), summary.diverged("block-adam")) == (2, 1)
-    np.testing.assert_array_equal(summary.final("adam", "loss"), [2, 2, math.nan])
-    np.testing.assert_array_equal(summary.best("adam", "loss"), [1, 1, 1])
-
-
 def test_arrays_are_those_that_were_left(tmp_path: Path) -> None:
     write_experiment(tmp_path)
     left = np.arange(6.0).reshape(2, 3)
@@ -238,67 +151,3 @@ def test_a_contender_has_a_label_and_any_other_arm_its_name(tmp_path: Path) -> N
     write_experiment(tmp_path)
     summary = read(tmp_path, experiment())
     assert (summary.label("block-adam"), summary.label("same-layer")) == ("Block-Adam", "same-layer")
-
-
-def test_what_was_asked_for_comes_first_and_numbers_in_names_count(tmp_path: Path) -> None:
-    write_experiment(tmp_path, optimizers=["ggt", "adam"], seeds=[7, 1])
-    for variant in ("M=10", "M=1", "M=2.5"):
-        write_run(tmp_path, "adam", variant, 12, [])
-        write_run(tmp_path, "sgd", variant, 3, [])
-    summary = read(tmp_path, experiment())
-    assert summary.arms == ["ggt", "adam", "sgd"]
-    assert summary.seeds == [7, 1, 3, 12]
-    assert summary.variants == ["M=1", "M=2.5", "M=10"]
-
-
-def test_variants_that_have_not_begun_are_planned(tmp_path: Path) -> None:
-    toy = get_experiment("toy-adagrad")
-    settings = plain(load(toy, "smoke", ["batches=[10, 2]", "seeds=[0]"]))
-    write_experiment(tmp_path, toy.name, "smoke", settings)
-    write_run(tmp_path, "adagrad", "M=2", 0, [{"step": 1, "loss": 0.5}])
-    summary = read(tmp_path)
-    assert summary.experiment is toy
-    assert summary.variants == ["M=10", "M=2"]
-    assert summary.planned == 2 * len(settings["optimizers"])
-
-
-@pytest.mark.parametrize("name", ["mnist-lenet300", "toy-trajectories", "toy-landscape"])
-def test_the_plan_of_shipped_settings_is_the_experiments_own(tmp_path: Path, name: str) -> None:
-    registered = get_experiment(name)
-    settings = load(registered, "laptop")
-    write_experiment(tmp_path, name, "laptop", plain(settings))
-    assert read(tmp_path).variants == list(registered.variants(settings))
-
-
-def refusal(out: Path) -> str:
-    with pytest.raises(ValueError, match=r"\Areport: ") as refused:
-        read(out, experiment())
-    return str(refused.value)
-
-
-def test_what_is_no_directory_of_an_experiment_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nowhere"):
-        rule = "a directory that `blockadapt run` has written to"
-        assert refusal(path) == f"report: `dir` must be {rule}, got {str(path)!r}."
-
-
-@pytest.mark.parametrize("name", ["experiment.json", "run.json", "result.json", "metrics.jsonl"])
-def test_a_broken_file_is_named(out: Path, name: str) -> None:
-    path = out / name if name == "experiment.json" else out / "runs" / "adam" / "-" / "seed-0" / name
-    path.write_text('{"a": 1}\n{oops\n')
-    assert refusal(out).startswith(f"report: {str(path)!r} ")
-
-
-def test_an_unknown_experiment_is_refused(tmp_path: Path) -> None:
-    write_experiment(tmp_path, "mnist-lenet30")
-    with pytest.raises(ValueError, match="the nearest is 'mnist-lenet300'"):
-        read(tmp_path)
-
-
-def test_an_error_is_told_until_the_run_is_finished(tmp_path: Path) -> None:
-    write_experiment(tmp_path)
-    for finished in (False, True):
-        run = write_run(tmp_path, "adam", "", int(finished), [], finished=finished)
-        (run / "error.txt").write_text("Traceback\n  File\nOSError: no space left\n")
-    told = {run.finished: run.error for run in read(tmp_path, experiment()).runs}
-    assert told == {False: "OSError: no space left", True: ""}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from blockadapt_experiments.files.atomic import atomic, read_json, write_json
+from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import Outcome, RunKey
 from blockadapt_experiments.running.records import RunRecord, begin_experiment
 
@@ -29,18 +29,6 @@ def record(tmp_path: Path) -> RunRecord:
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
-
-
-def test_a_file_that_could_not_be_finished_leaves_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_json(path, {"old": 1})
-    with pytest.raises(RuntimeError, match="power"), atomic(path) as file:  # noqa: PT012
-        file.write(b"half a")
-        raise RuntimeError("power")
-    assert read_json(path) == {"old": 1}
-    write_json(path, {"new": 2})
-    assert read_json(path) == {"new": 2}
-    assert names(tmp_path) == {"file"}
 
 
 def test_folders_say_which_run_it_is(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""What is read back: what was asked for and what was found, or one sentence that says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("scipy", reason="needs the `experiments` extra")
+
+from blockadapt_experiments.core.config import load, plain
+from blockadapt_experiments.experiments.registry import get_experiment
+from blockadapt_experiments.report.reading import read
+from support.run_records import experiment, rows_of, write_experiment, write_run
+
+
+def test_what_was_asked_for_comes_first_and_numbers_in_names_count(tmp_path: Path) -> None:
+    write_experiment(tmp_path, optimizers=["ggt", "adam"], seeds=[7, 1])
+    for variant in ("M=10", "M=1", "M=2.5"):
+        write_run(tmp_path, "adam", variant, 12, [])
+        write_run(tmp_path, "sgd", variant, 3, [])
+    summary = read(tmp_path, experiment())
+    assert summary.arms == ["ggt", "adam", "sgd"]
+    assert summary.seeds == [7, 1, 3, 12]
+    assert summary.variants == ["M=1", "M=2.5", "M=10"]
+
+
+def test_variants_that_have_not_begun_are_planned(tmp_path: Path) -> None:
+    toy = get_experiment("toy-adagrad")
+    settings = plain(load(toy, "smoke", ["batches=[10, 2]", "seeds=[0]"]))
+    write_experiment(tmp_path, toy.name, "smoke", settings)
+    write_run(tmp_path, "adagrad", "M=2", 0, [{"step": 1, "loss": 0.5}])
+    summary = read(tmp_path)
+    assert summary.experiment is toy
+    assert summary.variants == ["M=10", "M=2"]
+    assert summary.planned == 2 * len(settings["optimizers"])
+
+
+@pytest.mark.parametrize("name", ["mnist-lenet300", "toy-trajectories", "toy-landscape"])
+def test_the_plan_of_shipped_settings_is_the_experiments_own(tmp_path: Path, name: str) -> None:
+    registered = get_experiment(name)
+    settings = load(registered, "laptop")
+    write_experiment(tmp_path, name, "laptop", plain(settings))
+    assert read(tmp_path).variants == list(registered.variants(settings))
+
+
+def refusal(out: Path) -> str:
+    with pytest.raises(ValueError, match=r"\Areport: ") as refused:
+        read(out, experiment())
+    return str(refused.value)
+
+
+def test_what_is_no_directory_of_an_experiment_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        rule = "a directory that `blockadapt run` has written to"
+        assert refusal(path) == f"report: `dir` must be {rule}, got {str(path)!r}."
+
+
+@pytest.mark.parametrize("name", ["experiment.json", "run.json", "result.json", "metrics.jsonl"])
+def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    write_experiment(tmp_path)
+    run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[1.0]))
+    path = tmp_path / name if name == "experiment.json" else run / name
+    path.write_text('{"a": 1}\n{oops\n')
+    assert refusal(tmp_path).startswith(f"report: {str(path)!r} ")
+
+
+def test_an_unknown_experiment_is_refused(tmp_path: Path) -> None:
+    write_experiment(tmp_path, "mnist-lenet30")
+    with pytest.raises(ValueError, match="the nearest is 'mnist-lenet300'"):
+        read(tmp_path)
