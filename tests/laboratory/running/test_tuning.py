@@ -201,7 +201,7 @@ def test_a_database_that_cannot_be_opened_gets_one_sentence(
 
 
 IMPATIENT = """
-from blockadapt_experiments import tuning
+from blockadapt_experiments.running import tuning
 tuning.HEARTBEAT, tuning.GRACE, tuning.PATIENCE = 1, 2, 0.2
 from blockadapt_experiments.__main__ import main
 if __name__ == "__main__":
@@ -233,7 +233,10 @@ def test_tuning_goes_on_after_kill_9(tmp_path: Path) -> None:
     changes = (*SMALL, "optimizers=['adam']", "epochs=150")
     command = [sys.executable, str(program), *run_command(out, *changes, options=["--tune"])[3:]]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        wait_until(lambda: count(out / "tuning.db", "COMPLETE") == 1 and count(out / "tuning.db", "RUNNING") == 1)
+        database = out / "tuning.db"
+        wait_until(
+            lambda: process.poll() is not None or (count(database, "COMPLETE"), count(database, "RUNNING")) == (1, 1)
+        )
         process.kill()
     assert process.returncode == -signal.SIGKILL
     done = finished(command)

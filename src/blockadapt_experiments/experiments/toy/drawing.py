@@ -70,8 +70,8 @@ def draw_landscapes(summary: Summary, directory: Path) -> Sequence[Path]:
             painted = contours(panel, each["centre"][0] + offsets, each["centre"][1] + offsets, each["loss"], levels)
             panel.plot(*each["centre"], marker="x", color="#FFFFFF")
             panel.set_title(f"{summary.label(arm)}, problem {seed}", fontsize=10)
-            panel.set_xlabel(str(each["places"][0]))
-            panel.set_ylabel(str(each["places"][1]))
+            panel.set_xlabel(str(each["edges"][0]))
+            panel.set_ylabel(str(each["edges"][1]))
         figure.colorbar(painted, ax=list(row), label="loss", format="%.3g")
     return [write_png(figure, directory / "toy-landscape.png")]
 

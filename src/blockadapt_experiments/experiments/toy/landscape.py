@@ -168,7 +168,7 @@ class LandscapeTask:
         arrays = {
             "loss": surfaces[shown].loss,
             "centre": self._problem.truth[self._pairs[shown]],
-            "places": np.array([str(self._problem.places[i]) for i in self._pairs[shown]]),
+            "edges": np.array([str(self._problem.edges[i]) for i in self._pairs[shown]]),
         }
         return Outcome(found, arrays)
 

@@ -48,8 +48,8 @@ class ToySettings(Settings):
         require_integer("settings", "samples", self.samples, least=2)
 
 
-class Place(NamedTuple):
-    """Where a coordinate of the weights sits: from which input of which layer, to which output."""
+class Edge(NamedTuple):
+    """An edge of the network: in which layer, to which output, from which input."""
 
     layer: int
     output: int
@@ -80,11 +80,11 @@ class Problem:
     labels: Array
 
     @cached_property
-    def places(self) -> list[Place]:
-        """The place of each coordinate."""
+    def edges(self) -> list[Edge]:
+        """The edge that each coordinate is the weight of."""
         inputs = range(self.inputs.shape[1])
         return [
-            Place(layer, k, j)
+            Edge(layer, k, j)
             for layer, outputs in enumerate((WIDTH, WIDTH, 1))
             for k in range(outputs)
             for j in inputs
@@ -216,8 +216,8 @@ def different_layers_pairs(problem: Problem) -> list[Pair]:
     return _pairs(problem, lambda a, b: a.layer != b.layer)
 
 
-def _pairs(problem: Problem, wanted: Callable[[Place, Place], bool]) -> list[Pair]:
-    numbered = enumerate(problem.places)
+def _pairs(problem: Problem, wanted: Callable[[Edge, Edge], bool]) -> list[Pair]:
+    numbered = enumerate(problem.edges)
     return [[i, j] for (i, a), (j, b) in combinations(numbered, 2) if wanted(a, b)]
 
 

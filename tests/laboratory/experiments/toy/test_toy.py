@@ -146,7 +146,7 @@ def test_pairs_are_all_of_their_kind(biases: bool, same: int, different: int) ->
     assert pairs["different"] == [[i, j] for i, j in combinations(range(len(layer)), 2) if layer[i] != layer[j]]
     assert pairs["same"] == [[i, i + width] for i in [*range(width), *range(2 * width, 3 * width)]]
     assert (len(pairs["same"]), len(pairs["different"])) == (same, different)
-    assert [str(drawn.places[i]) for i in pairs["same"][1]] == ["W1[0,1]", "W1[1,1]"]
+    assert [str(drawn.edges[i]) for i in pairs["same"][1]] == ["W1[0,1]", "W1[1,1]"]
 
 
 # The optimizers -----------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def test_a_landscape_interacts_and_has_its_minimum_at_the_truth() -> None:
 def test_where_units_are_dead_the_gradient_vanishes_and_no_run_arrives() -> None:
     drawn = problem(labels="probability")
     landscape = Landscape(drawn, same_layer_pairs(drawn)[2])  # both weights of the second layer from one neuron
-    assert {drawn.places[i].layer for i in landscape.pair} == {1}
+    assert {drawn.edges[i].layer for i in landscape.pair} == {1}
     dead = landscape.centre - 1e3
     np.testing.assert_array_equal(landscape.gradient(dead), 0)
     assert landscape.curvature(dead) == 0
