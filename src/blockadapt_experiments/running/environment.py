@@ -41,6 +41,7 @@ def _default_kernel() -> str:
     return get_kernel("auto").kernel_for(batch).name
 
 
+@lru_cache(maxsize=1)
 def git_state() -> dict[str, Any] | None:
     """The commit of this code, and whether files differ from it; None where it is not in a checkout of its own."""
     here = Path(__file__)
