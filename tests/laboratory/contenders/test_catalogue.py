@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import io
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -348,9 +349,15 @@ def stored(state: State) -> State:
     return loaded
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("settings", RESUMED)
-@pytest.mark.parametrize("name", NAMES)
+def resumed_cases() -> Iterator[Any]:
+    """Spectra close only where they are clipped; settings and dtypes are crossed among the slow tests."""
+    for name, settings, dtype in itertools.product(NAMES, RESUMED, (torch.float32, torch.float64)):
+        if settings != "closing" or CONTENDERS[name].clipped:
+            marks = [pytest.mark.slow] if (settings, dtype) == ("changed", torch.float64) else []
+            yield pytest.param(name, settings, dtype, marks=marks, id=f"{name}-{settings}-{dtype}")
+
+
+@pytest.mark.parametrize(("name", "settings", "dtype"), [*resumed_cases()])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(name: str, settings: str, dtype: torch.dtype) -> None:
     """Saved before the first step, early, and when SOAP has found its second basis."""
     (whole,) = twins(dtype=dtype, count=1)
