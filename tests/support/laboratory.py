@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from blockadapt_experiments.core.config import load
 from blockadapt_experiments.experiments.registry import get_experiment
@@ -45,9 +46,13 @@ def finished(command: Sequence[str], **options: object) -> subprocess.CompletedP
     return subprocess.run(command, **chosen)  # type: ignore[call-overload, no-any-return]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
+def wait_until(
+    condition: Callable[[], bool], process: subprocess.Popen[Any] | None = None, seconds: float = 300.0
+) -> None:
+    """Wait for what this process brings about; in vain if it ends before."""
     end = time.monotonic() + seconds
     while not condition():
+        assert process is None or process.poll() is None, f"the process has ended with {process.returncode}"
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.0005)
 

@@ -36,6 +36,11 @@ class Said(NamedTuple):
 Command = Callable[..., Said]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    warm_up()  # a kernel that is compiled says so, where a test reads what a command says
+
+
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command in this process."""
@@ -78,7 +83,6 @@ def test_plan_prints_the_librarys_table(command: Command) -> None:
 def test_a_run_leaves_records_and_a_report_can_be_made(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     arguments = tiny(out, options=["--seed", "0,2", "--seed", "5", "--optimizers", "sgd, adam"])
-    warm_up()  # a kernel that has to be compiled first says so
     said = command(*arguments)
     assert said.code == 0
     assert said.err == ""
@@ -207,7 +211,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     with subprocess.Popen(
         arguments, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
     ) as process:
-        wait_until(lambda: any((tmp_path / "out").glob("runs/*/*/*/checkpoint.pt")))
+        wait_until(lambda: any((tmp_path / "out").glob("runs/*/*/*/checkpoint.pt")), process)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
     assert process.returncode == 130

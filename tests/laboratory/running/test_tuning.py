@@ -234,9 +234,7 @@ def test_tuning_goes_on_after_kill_9(tmp_path: Path) -> None:
     command = [sys.executable, str(program), *run_command(out, *changes, options=["--tune"])[3:]]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         database = out / "tuning.db"
-        wait_until(
-            lambda: process.poll() is not None or (count(database, "COMPLETE"), count(database, "RUNNING")) == (1, 1)
-        )
+        wait_until(lambda: (count(database, "COMPLETE"), count(database, "RUNNING")) == (1, 1), process)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     done = finished(command)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from blockadapt_experiments.running.workers import Done, Event, Failed, Leg, work
+from support import errands
 from support.errands import Errand
 from support.laboratory import ENVIRONMENT, children, wait_until
 
@@ -79,7 +80,8 @@ if __name__ == "__main__":
 def test_workers_end_with_their_parent(tmp_path: Path, end: signal.Signals) -> None:
     program = tmp_path / "sleepers.py"
     program.write_text(SLEEPERS)
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    here = Path(errands.__file__).parent.parent  # what pytest itself has in its path
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])}
     process = subprocess.Popen(
         [sys.executable, str(program), str(tmp_path)],
         env=environment,
@@ -88,7 +90,7 @@ def test_workers_end_with_their_parent(tmp_path: Path, end: signal.Signals) -> N
         encoding="utf-8",
         start_new_session=True,
     )
-    wait_until(lambda: len(list(tmp_path.glob("asleep-*"))) == 2)
+    wait_until(lambda: len(list(tmp_path.glob("asleep-*"))) == 2, process)
     workers = [int(path.name.partition("-")[2]) for path in tmp_path.glob("asleep-*")]
     assert {*workers} <= {*children(process.pid)}
     if end == signal.SIGINT:
