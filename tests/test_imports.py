@@ -22,15 +22,30 @@ def test_no_import_leads_back_to_where_it_came_from(package: Path) -> None:
     assert find_cycle(graph) == []
 
 
+def documented() -> dict[str, set[str]]:
+    """The laboratory's folders and their files, in the order of the table in docs/architecture.md."""
+    text = (SOURCES.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    found: dict[str, set[str]] = {}
+    for folder, files in re.findall(
+        r"^\| (?:`(\w+)/`)? ?\| (`[^|]+) \|", text.partition("## The laboratory")[2], re.MULTILINE
+    ):
+        found.setdefault(folder or [*found][-1], set()).update(re.findall(r"`(\w+)/?`", files))
+    return found
+
+
 def test_the_laboratorys_folders_import_from_those_below_them_in_the_documents_table() -> None:
-    table = (SOURCES.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    order = re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)
-    graph = folder_graph(LABORATORY)
+    order, graph = [*documented()], folder_graph(LABORATORY)
     assert set(order) == graph.keys()
     upwards = [
         (user, used) for user, others in graph.items() for used in others if order.index(user) > order.index(used)
     ]
     assert upwards == []
+
+
+def test_the_documents_table_has_every_file_of_the_laboratory() -> None:
+    inside = {folder: {path.stem for path in (LABORATORY / folder).iterdir()} for folder in documented()}
+    aside = {"__init__", "__pycache__", "assets"}
+    assert documented() == {folder: names - aside for folder, names in inside.items()}
 
 
 @pytest.mark.parametrize(
