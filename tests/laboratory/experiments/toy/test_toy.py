@@ -1,9 +1,11 @@
+"""The toy network's runs, landscapes, trajectories and claims."""
+
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from blockadapt_experiments.contenders.catalogue import OptimizerSettings
 from blockadapt_experiments.core.config import load, plain
 from blockadapt_experiments.core.experiment import Experiment, Task
 from blockadapt_experiments.experiments.registry import get_experiment
@@ -25,7 +25,6 @@ from blockadapt_experiments.experiments.toy.adagrad import (
     judge_lower,
     steps_to_common_level,
 )
-from blockadapt_experiments.experiments.toy.descent import Descent
 from blockadapt_experiments.experiments.toy.landscape import (
     DIFFERENT,
     SAME,
@@ -36,14 +35,10 @@ from blockadapt_experiments.experiments.toy.landscape import (
     judge_coupling,
 )
 from blockadapt_experiments.experiments.toy.network import (
-    Problem,
-    ToySettings,
     different_layers_pairs,
     draw_problem,
     pair_hessian,
     same_layer_pairs,
-    square,
-    with_pair,
 )
 from blockadapt_experiments.experiments.toy.trajectories import (
     Landscape,
@@ -56,136 +51,10 @@ from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.measurements import Outcome, Row, RunKey
 from blockadapt_experiments.results.summary import Summary
 from support.run_records import write_experiment, write_run
+from support.toy import problem, torch_loss, trajectory_settings
 
 Array = NDArray[np.float64]
 NAMES = ("toy-adagrad", "toy-landscape", "toy-trajectories")
-
-
-def problem(seed: int = 0, **settings: Any) -> Problem:
-    return draw_problem(np.random.default_rng(seed), ToySettings(optimizers=("adagrad",), seeds=(0,), **settings))
-
-
-def torch_loss(problem: Problem, biases: bool, rows: Sequence[int] | slice = slice(None)) -> Callable[[Tensor], Tensor]:
-    """The loss as a torch function of the flat weights, built from torch's own layers."""
-    inputs = torch.from_numpy(problem.inputs[rows])[:, :2]
-    labels = torch.from_numpy(problem.labels[rows])
-    width = 3 if biases else 2
-
-    def loss(weights: Tensor) -> Tensor:
-        h = inputs
-        for layer, W in enumerate(weights.split([2 * width, 2 * width, width])):
-            W = W.view(-1, width)
-            a = nn.functional.linear(h, W[:, :2], W[:, 2] if biases else None)
-            h = torch.relu(a) if layer < 2 else a
-        return nn.functional.binary_cross_entropy_with_logits(h[:, 0], labels)
-
-    return loss
-
-
-# The network --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize("rows", [slice(None), [3], [0, 8, 4, 2, 9]])
-def test_loss_and_gradient_are_those_of_autograd(biases: bool, rows: Any) -> None:
-    for seed in range(8):
-        drawn = problem(seed, biases=biases)
-        weights = np.random.default_rng(100 + seed).standard_normal(drawn.truth.size)
-        flat = torch.tensor(weights, requires_grad=True)
-        value = torch_loss(drawn, biases, rows)(flat)
-        value.backward()
-        np.testing.assert_allclose(drawn.gradient(weights, rows), flat.grad, rtol=1e-12, atol=1e-15)
-        if rows == slice(None):
-            np.testing.assert_allclose(drawn.loss(weights), value.item(), rtol=1e-14)
-
-
-@pytest.mark.parametrize("biases", [False, True])
-def test_hessian_is_that_of_autograd(biases: bool) -> None:
-    for seed in range(8):
-        drawn = problem(seed, biases=biases)
-        weights = np.random.default_rng(100 + seed).standard_normal(drawn.truth.size)
-        expected = torch.autograd.functional.hessian(torch_loss(drawn, biases), torch.from_numpy(weights))
-        np.testing.assert_allclose(drawn.hessian(weights), expected, rtol=1e-11, atol=1e-15)
-
-
-def test_a_grid_of_weights_gives_what_each_gives_alone() -> None:
-    drawn = problem()
-    grid = with_pair(drawn.truth, [1, 7], square(drawn.truth[[1, 7]], 2.0, 5))
-    assert grid.shape == (5, 5, 10)
-    np.testing.assert_array_equal(grid[2, 2], drawn.truth)
-    assert grid[4, 0, 1] == drawn.truth[1] + 2.0
-    assert grid[4, 0, 7] == drawn.truth[7] - 2.0
-    for function in (drawn.loss, drawn.gradient, drawn.hessian):
-        alone = np.array([[function(point) for point in row] for row in grid])
-        np.testing.assert_allclose(function(grid), alone, rtol=1e-13, atol=1e-16)
-
-
-def test_a_problem_has_live_units_and_both_labels() -> None:
-    for seed in range(50):
-        drawn = problem(seed)
-        W1, W2 = drawn.truth[:4].reshape(2, 2), drawn.truth[4:8].reshape(2, 2)
-        h1 = np.maximum(drawn.inputs @ W1.T, 0)
-        assert (h1.max(axis=0) > 0).all()
-        assert ((h1 @ W2.T).max(axis=0) > 0).all()
-        assert set(drawn.labels) == {0.0, 1.0}
-        np.testing.assert_array_equal(drawn.truth, problem(seed).truth)
-
-
-def test_with_p_itself_for_labels_the_truth_is_stationary() -> None:
-    drawn = problem(labels="probability", biases=True)
-    np.testing.assert_allclose(drawn.gradient(drawn.truth), 0, atol=1e-17)
-    assert np.linalg.eigvalsh(drawn.hessian(drawn.truth))[0] > -1e-15
-
-
-@pytest.mark.parametrize(("biases", "same", "different"), [(False, 4, 32), (True, 6, 72)])
-def test_pairs_are_all_of_their_kind(biases: bool, same: int, different: int) -> None:
-    drawn = problem(biases=biases)
-    width = 3 if biases else 2
-    layer = [0] * 2 * width + [1] * 2 * width + [2] * width
-    pairs = {"same": same_layer_pairs(drawn), "different": different_layers_pairs(drawn)}
-    assert pairs["different"] == [[i, j] for i, j in combinations(range(len(layer)), 2) if layer[i] != layer[j]]
-    assert pairs["same"] == [[i, i + width] for i in [*range(width), *range(2 * width, 3 * width)]]
-    assert (len(pairs["same"]), len(pairs["different"])) == (same, different)
-    assert [str(drawn.edges[i]) for i in pairs["same"][1]] == ["W1[0,1]", "W1[1,1]"]
-
-
-# The optimizers -----------------------------------------------------------------------------------------------------
-
-
-def inverse_root(V: Array, δ: float) -> Array:
-    λ, U = np.linalg.eigh(V)
-    return (U / (np.sqrt(np.maximum(λ, 0)) + δ)) @ U.T
-
-
-@pytest.mark.parametrize("arm", ["adagrad", "full-adagrad"])
-def test_adagrad_is_the_papers_sum_of_outer_products(arm: str) -> None:
-    """G ← G + g gᵀ; x ← x − α (G^{1/2} + δI)^{-1} g, with only the diagonal of G for the diagonal version."""
-    drawn, α, δ = problem(3), 0.1, 1e-2  # a large δ, so that δ√t in its place would show
-    x = np.random.default_rng(0).standard_normal(10)
-    descent = Descent(x, arm, α, OptimizerSettings(eps=δ), steps=300)
-    batches = draw_batches(np.random.default_rng(1), 300, 10, 5)
-    G = np.zeros((10, 10))
-    for batch in batches:
-        g = drawn.gradient(x, batch)
-        np.testing.assert_allclose(descent.x, x, rtol=1e-8, atol=1e-10)
-        descent.step(drawn.gradient(descent.x, batch))
-        G += np.outer(g, g)
-        x = x - α * inverse_root(G if arm == "full-adagrad" else np.diag(np.diag(G)), δ) @ g
-    assert descent.taken == 300
-
-
-@pytest.mark.parametrize("arm", ["rmsprop", "block-rmsprop"])
-def test_rmsprop_has_one_block_over_both_weights(arm: str) -> None:
-    settings = trajectory_settings()
-    landscape = draw_landscape(0, settings)
-    x, V = landscape.centre + np.array([0.7, -0.4]), np.zeros((2, 2))
-    descent = Descent(x, arm, 1e-2, settings.optimizer, steps=100)
-    for _ in range(100):
-        g = landscape.gradient(x)
-        descent.step(landscape.gradient(descent.x))
-        V = 0.99 * V + 0.01 * np.outer(g, g)
-        x = x - 1e-2 * inverse_root(V if arm == "block-rmsprop" else np.diag(np.diag(V)), 1e-4) @ g
-        np.testing.assert_allclose(descent.x, x, rtol=1e-9)
 
 
 def test_minibatches_have_no_sample_twice_and_do_not_depend_on_the_arm() -> None:
@@ -205,10 +74,6 @@ def test_minibatches_have_no_sample_twice_and_do_not_depend_on_the_arm() -> None
 
 def adagrad_settings(*changes: str) -> Any:
     return load(get_experiment("toy-adagrad"), "smoke", ["steps=1100", "every=100", *changes])
-
-
-def trajectory_settings(*changes: str) -> Any:
-    return load(get_experiment("toy-trajectories"), "smoke", ["steps=1100", "every=50", *changes])
 
 
 def finish(task: Task, done: int = 0) -> tuple[list[Row], Outcome]:
