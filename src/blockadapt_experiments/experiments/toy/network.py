@@ -84,10 +84,7 @@ class Problem:
         """The edge that each coordinate is the weight of."""
         inputs = range(self.inputs.shape[1])
         return [
-            Edge(layer, k, j)
-            for layer, outputs in enumerate((WIDTH, WIDTH, 1))
-            for k in range(outputs)
-            for j in inputs
+            Edge(layer, k, j) for layer, outputs in enumerate((WIDTH, WIDTH, 1)) for k in range(outputs) for j in inputs
         ]
 
     def loss(self, weights: Array) -> Array:
