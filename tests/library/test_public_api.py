@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from blockadapt import (
     plan,
 )
 from blockadapt.diagnostics import SpectrumRecorder, theory
+from support.imports import imported_names, modules
 
 PACKAGE = Path(blockadapt.__file__).parent
 PUBLIC = [
@@ -188,39 +188,13 @@ def test_a_plan_prints_as_a_table() -> None:
 # Imports -----------------------------------------------------------------------------------------------------------
 
 
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
-def dotted(path: Path) -> str:
-    parts = ["blockadapt", *path.relative_to(PACKAGE).with_suffix("").parts]
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imports_of(path: Path) -> set[str]:
-    """The modules that a file imports anywhere, as far as names tell: `from a import b` counts as a and a.b."""
-    found: set[str] = set()
-    package = dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                base = ".".join(
-                    [*package.split(".")[: len(package.split(".")) - node.level + 1], *filter(None, [base])]
-                )
-            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
-    return found
-
-
 def importers_of(target: str, among: str = "blockadapt") -> set[str]:
     """The modules below `among` that import `target` or anything in it."""
     return {
-        dotted(path)
-        for path in modules()
-        if f"{dotted(path)}.".startswith(f"{among}.")
-        for name in imports_of(path)
+        module
+        for module, path in modules(PACKAGE).items()
+        if f"{module}.".startswith(f"{among}.")
+        for name in imported_names(PACKAGE, path)
         if f"{name}.".startswith(f"{target}.")
     }
 
@@ -229,7 +203,7 @@ def test_the_import_reader_sees_imports() -> None:
     assert "blockadapt.spectrum" in importers_of("torch")
     assert "blockadapt.planning" in importers_of("blockadapt.optimizers")
     assert "blockadapt.optimizers.base" in importers_of("blockadapt.optimizers.checkpoint")
-    assert {dotted(path) for path in modules()} >= {"blockadapt", "blockadapt.kernels", "blockadapt.kernels.contract"}
+    assert {*modules(PACKAGE)} >= {"blockadapt", "blockadapt.kernels", "blockadapt.kernels.contract"}
 
 
 def test_the_library_never_imports_the_experiments() -> None:
@@ -261,7 +235,7 @@ def test_plumbing_knows_no_stage() -> None:
 
 
 def test_there_is_no_linear_algebra_in_the_optimizers() -> None:
-    texts = {dotted(path): path.read_text(encoding="utf-8") for path in modules()}
+    texts = {module: path.read_text(encoding="utf-8") for module, path in modules(PACKAGE).items()}
     users = {name for name, text in texts.items() if "linalg" in text}
     assert {name for name in users if name.startswith("blockadapt.optimizers")} == set()
     assert users, "someone must do it"
