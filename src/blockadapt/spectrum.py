@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from blockadapt.validation import require_number
+from blockadapt.validation import require_beta, require_integer, require_number
 
 CLOSED = 1e-2
 """The interval counts as closed once λᵤ/λₗ − 1 is below this.
@@ -49,6 +49,31 @@ class SpectrumClip:
     def __post_init__(self) -> None:
         require_number("SpectrumClip", "final_lr", self.final_lr, above=0)
         require_number("SpectrumClip", "gamma", self.gamma, above=0)
+
+    @classmethod
+    def like_sgd(cls, lr: float, *, momentum: float = 0.9, steps: int, adaptive: float = 1.0) -> SpectrumClip:
+        """The clip that ends as an SGD whose settings you know.
+
+        α* = lr / (1 − momentum), because m is a running mean of the gradient where SGD's momentum is a sum.
+        γ = 1 / (adaptive · steps), so that the interval is [α*/2, 2α*] when that share of training is over.
+
+        Args:
+            lr: The learning rate that SGD would use.
+            momentum: SGD's momentum.
+            steps: Steps in the whole of training.
+            adaptive: The share of training that stays adaptive. With 1 the interval is a factor of four wide at the end;
+                below 0.005 it closes before the end.
+
+        Example:
+            >>> SpectrumClip.like_sgd(lr=0.5, momentum=0.5, steps=10_000, adaptive=0.5)
+            SpectrumClip(final_lr=1.0, gamma=0.0002)
+        """
+        owner = "SpectrumClip.like_sgd"
+        require_number(owner, "lr", lr, above=0)
+        require_beta(owner, "momentum", momentum)
+        require_integer(owner, "steps", steps, least=1)
+        require_number(owner, "adaptive", adaptive, above=0, most=1)
+        return cls(final_lr=lr / (1 - momentum), gamma=1 / (adaptive * steps))
 
     def bounds(self, step: int, schedule: float = 1.0) -> tuple[float, float]:
         """(λₗ, λᵤ) at this step, with α* = final_lr · schedule."""

@@ -79,7 +79,7 @@ def _norm(tensors: Sequence[Tensor]) -> float:
     """‖·‖₂ over all of them; infinite or NaN if any entry is, or if the squares overflow."""
     if all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors):
         flat = [tensor.view(-1) for tensor in tensors]
-        return math.sqrt(sum([float(torch.dot(entries, entries)) for entries in flat]))
+        return math.sqrt(sum(float(torch.dot(entries, entries)) for entries in flat))
     return float(torch.nn.utils.get_total_norm(tensors))  # one synchronisation for all
 
 
