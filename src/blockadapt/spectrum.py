@@ -61,7 +61,7 @@ class SpectrumClip:
             lr: The learning rate that SGD would use.
             momentum: SGD's momentum.
             steps: Steps in the whole of training.
-            adaptive: The share of training that stays adaptive. With 1 the interval is a factor of four wide at the end;
+            adaptive: The share of training that stays adaptive. With 1 the interval ends a factor of four wide;
                 below 0.005 it closes before the end.
 
         Example:
