@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from blockadapt.validation import require, require_bool
+from blockadapt.partition import MAX_BLOCK
+from blockadapt.validation import require, require_bool, require_choice, require_integer
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
+_FUSED = {"c_attn", "qkv", "qkv_proj", "query_key_value", "Wqkv", "in_proj_weight", "in_proj_bias"}
+"""Names of projections, or of their parameters, that hold q, k and v one after another."""
 
-def param_groups(model: nn.Module, *, decay_norms_and_biases: bool = True, **defaults: Any) -> list[dict[str, Any]]:
+_HEAD_SIZES = ("head_dim", "head_size", "attention_head_size")
+"""Names under which an attention module keeps the size of a head."""
+
+_BLOCK_SIZE = 10
+"""What the optimizers take where nobody asks for a block size."""
+
+_OWN_RULE = "left out, because each kind of layer has its own"
+
+
+class _Rule(NamedTuple):
+    """What one param group has in common."""
+
+    grouping: str
+    block_size: int | None = None  # None: whatever the group gets anyway
+    is_norm_or_bias: bool = False
+
+
+def param_groups(
+    model: nn.Module, *, embeddings: str = "output", decay_norms_and_biases: bool = True, **defaults: Any
+) -> list[dict[str, Any]]:
     """Param groups of a model, named, each kind of layer with its grouping.
 
-    Embeddings get `"output"`, so a block lies within one word's vector, and so do pointwise transposed convolutions,
-    whose inputs come first; norm layers, biases and other vectors get `"chunk"`; all else (Linear, Conv, LSTM/GRU,
-    MultiheadAttention) `"auto"`. A parameter shared by several modules is taken once, by the first.
+    | parameter | grouping | so that a block lies within |
+    |---|---|---|
+    | weight of Linear, Conv, LSTM/GRU, MultiheadAttention, and all else | `"auto"` | one input neuron or kernel |
+    | weight of Hugging Face's `Conv1D` and of a pointwise transposed convolution | `"output"` | one input neuron |
+    | weight of an embedding, and of a head that is tied to it or that predicts its words | `embeddings` | one word |
+    | bias of such a head | `"diagonal"` | one word |
+    | norm layers, biases and other vectors | `"chunk"` | the parameter |
+
+    `Conv1D` and transposed convolutions store [in, out], so the outputs of one input neuron are a row. A model that
+    tells its head (`get_output_embeddings`, as Hugging Face's do) is believed; in others the head is the only Linear
+    with as many outputs as an embedding has words.
+
+    Where q, k and v are one projection, its group gets the largest `block_size` that divides the size of a head, so
+    that no block straddles heads; if that is less than half of the one asked for, then one that divides a third of
+    the outputs; and if that is too small as well, the one asked for. Give `block_size` here rather than to the
+    optimizer, or it is taken to be 10.
+
+    A parameter that several modules share is taken once, under its first name.
 
     Args:
         model: The model.
+        embeddings: `"output"`, blocks of a word's vector; or `"diagonal"`, Adam's own rule for words, which costs a
+            fraction in time and memory where the vocabulary is large.
         decay_norms_and_biases: False sets `weight_decay` to 0 for norm layers and biases.
         **defaults: Options that every group gets, such as `lr` or `weight_decay`.
 
@@ -31,35 +71,89 @@ def param_groups(model: nn.Module, *, decay_norms_and_biases: bool = True, **def
         A list for any optimizer of the family; groups without parameters are left out.
 
     Example:
-        >>> model = torch.nn.Sequential(torch.nn.Embedding(100, 16), torch.nn.Linear(16, 100))
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(100, 16), torch.nn.Linear(16, 32))
         >>> [(group["grouping"], len(group["params"])) for group in param_groups(model)]
-        [('auto', 1), ('output', 1), ('chunk', 1)]
+        [('output', 1), ('auto', 1), ('chunk', 1)]
     """
     owner = "param_groups"
     require(isinstance(model, nn.Module), owner, "model", "a torch.nn.Module", type(model).__name__)
+    require_choice(owner, "embeddings", embeddings, ("output", "diagonal"))
     require_bool(owner, "decay_norms_and_biases", decay_norms_and_biases)
-    rule = "left out, because each kind of layer has its own"
-    require("grouping" not in defaults, owner, "grouping", rule, defaults.get("grouping"))
-    found: dict[str, list[tuple[str, Tensor]]] = {"auto": [], "output": [], "chunk": []}
+    require("grouping" not in defaults, owner, "grouping", _OWN_RULE, defaults.get("grouping"))
+    block_size = defaults.get("block_size", _BLOCK_SIZE)
+    require_integer(owner, "block_size", block_size, least=1, most=MAX_BLOCK)
+
+    tables = [module for module in model.modules() if isinstance(module, _EMBEDDINGS)]
+    heads = _heads(model, tables)
+    words = {table.weight for table in tables} | {head.weight for head in heads}
+    word_biases = {head.bias for head in heads if head.bias is not None}
+    found: dict[_Rule, list[tuple[str, Tensor]]] = {}
     seen: set[Tensor] = set()
     for prefix, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):
-            if param not in seen:
-                seen.add(param)
-                found[_rule(module, name, param)].append((f"{prefix}.{name}" if prefix else name, param))
-    groups = [{"params": params, "grouping": rule, **defaults} for rule, params in found.items() if params]
-    if not decay_norms_and_biases:
-        for group in groups:
-            if group["grouping"] == "chunk":
-                group["weight_decay"] = 0.0
+            if param in seen:
+                continue
+            seen.add(param)
+            if param in words:
+                rule = _Rule(embeddings)
+            elif param in word_biases:
+                rule = _Rule("diagonal", is_norm_or_bias=True)
+            else:
+                rule = _rule(module, name, param)
+                if _FUSED & {prefix.rpartition(".")[2], name}:
+                    attention = module if name in _FUSED else model.get_submodule(prefix.rpartition(".")[0])
+                    rule = rule._replace(block_size=_block_size_within_heads(attention, module, param, block_size))
+            found.setdefault(rule, []).append((f"{prefix}.{name}" if prefix else name, param))
+
+    groups = []
+    for rule, params in found.items():
+        group = {"params": params, "grouping": rule.grouping, **defaults}
+        if rule.block_size is not None:
+            group["block_size"] = rule.block_size
+        if rule.is_norm_or_bias and not decay_norms_and_biases:
+            group["weight_decay"] = 0.0
+        groups.append(group)
     return groups
 
 
-def _rule(module: nn.Module, name: str, param: Tensor) -> str:
-    if isinstance(module, _EMBEDDINGS):
-        return "output"
+def _rule(module: nn.Module, name: str, param: Tensor) -> _Rule:
     if isinstance(module, _NORMS) or "bias" in name or param.ndim <= 1:
-        return "chunk"
-    if isinstance(module, _ConvTransposeNd) and prod(param.shape[2:]) == 1:
-        return "output"
-    return "auto"
+        return _Rule("chunk", is_norm_or_bias=True)
+    pointwise_transposed = isinstance(module, _ConvTransposeNd) and prod(param.shape[2:]) == 1
+    return _Rule("output" if pointwise_transposed or _is_conv1d(module) else "auto")
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether this is Hugging Face's `Conv1D`, a Linear that stores [in, out]; known without importing it."""
+    return any(cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") for cls in type(module).__mro__)
+
+
+def _heads(model: nn.Module, tables: Sequence[nn.Embedding | nn.EmbeddingBag]) -> list[nn.Linear]:
+    """The Linear layers whose outputs are the words of an embedding."""
+    asked = [getattr(module, "get_output_embeddings", None) for module in model.modules()]
+    answers = [ask() for ask in asked if ask is not None]
+    if answers:
+        return [head for head in answers if isinstance(head, nn.Linear)]
+    by_outputs: dict[int, list[nn.Linear]] = {}
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            by_outputs.setdefault(module.out_features, []).append(module)
+    candidates = (by_outputs.get(words, []) for words in {table.num_embeddings for table in tables})
+    return [linears[0] for linears in candidates if len(linears) == 1]
+
+
+def _block_size_within_heads(attention: nn.Module, module: nn.Module, param: Tensor, block_size: int) -> int | None:
+    """The block size, at most the one asked for, with which no block straddles heads, or else q, k and v.
+
+    None where that is the one asked for, or where it would be less than half of it.
+    """
+    outputs = param.shape[-1] if _is_conv1d(module) else param.shape[0]
+    sizes = [getattr(attention, name, None) for name in _HEAD_SIZES]
+    extents = [size for size in sizes if isinstance(size, int) and size > 0 and outputs % size == 0]
+    if outputs % 3 == 0:
+        extents.append(outputs // 3)
+    for extent in extents:
+        best = max(n for n in range(1, block_size + 1) if extent % n == 0)
+        if 2 * best >= block_size:
+            return best if best != block_size else None
+    return None

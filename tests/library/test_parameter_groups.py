@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from blockadapt import BlockAdam, BlockAdamW, param_groups
 from blockadapt.optimizers import BlockOptimizer
+from blockadapt.partition import partition
 from support.contract_cases import CLASSES, bits, run
 
 
@@ -80,6 +83,8 @@ def test_parameters_outside_known_layers_follow_their_shape() -> None:
 
 
 class Tied(nn.Module):
+    """A head that shares its weight with an embedding, defined before or after it."""
+
     def __init__(self, head_first: bool) -> None:
         super().__init__()
         words, head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
@@ -90,11 +95,191 @@ class Tied(nn.Module):
             self.words, self.head = words, head
 
 
+both_choices = pytest.mark.parametrize("embeddings", ["output", "diagonal"])
+
+
+@both_choices
+@pytest.mark.parametrize(("head_first", "name"), [(False, "words.weight"), (True, "head.weight")])
+def test_a_tied_head_follows_the_embedding_and_is_taken_once(head_first: bool, name: str, embeddings: str) -> None:
+    assert rules(Tied(head_first), embeddings=embeddings) == {name: embeddings}
+
+
+class LanguageModel(nn.Module):
+    """An untied head over as many words as the embedding has, of other width, beside layers of other widths."""
+
+    def __init__(self, words: int = 11, predicted: int = 11) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, 4)
+        self.places = nn.Embedding(6, 4)
+        self.inner = nn.ModuleList([nn.Linear(4, 6) for _ in range(2)])
+        self.head = nn.Linear(6, predicted)
+
+
+@both_choices
+def test_an_untied_head_follows_the_embedding_whose_words_it_predicts(embeddings: str) -> None:
+    expected = {"words.weight": embeddings, "places.weight": embeddings, "head.weight": embeddings}
+    expected |= {"head.bias": "diagonal"}
+    expected |= {f"inner.{i}.{name}": rule for i in (0, 1) for name, rule in (("weight", "auto"), ("bias", "chunk"))}
+    assert rules(LanguageModel(), embeddings=embeddings) == expected
+
+
+def test_layers_that_are_as_wide_as_an_embedding_is_long_are_no_heads() -> None:
+    """`places` has 6 rows and both inner layers 6 outputs; a head is the only one of its kind."""
+    assert rules(LanguageModel())["inner.0.weight"] == "auto"
+    assert rules(LanguageModel(predicted=12))["head.weight"] == "auto"
+
+
+class Teller(LanguageModel):
+    """Says where its head is, as Hugging Face's models do: here at a layer that nobody would guess."""
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.inner[1]
+
+
+def test_a_model_that_tells_its_head_is_believed() -> None:
+    told = rules(nn.Sequential(Teller()), embeddings="diagonal")
+    assert told["0.inner.1.weight"] == told["0.inner.1.bias"] == "diagonal"
+    assert told["0.head.weight"] == "auto"
+
+
+def test_a_tied_heads_own_bias_is_one_number_for_each_word_and_spared_like_other_biases() -> None:
+    tied = Tied(head_first=False)
+    tied.head.bias = nn.Parameter(torch.zeros(5))
+    groups = param_groups(tied, embeddings="diagonal", decay_norms_and_biases=False, weight_decay=0.1)
+    assert [([name for name, _ in group["params"]], group["grouping"], group["weight_decay"]) for group in groups] == [
+        (["words.weight"], "diagonal", 0.1),
+        (["head.bias"], "diagonal", 0.0),
+    ]
+
+
+@pytest.mark.parametrize("head_bias", [False, True], ids=["GPT-2", "BERT"])
+def test_hugging_faces_models_tell_their_heads(head_bias: bool) -> None:
+    pytest.importorskip("transformers")
+    if head_bias:
+        from transformers.models.bert import BertConfig, BertForMaskedLM
+
+        sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}
+        found = rules(BertForMaskedLM(BertConfig(vocab_size=30, **sizes)), embeddings="diagonal")
+        assert found["cls.predictions.bias"] == "diagonal"
+        assert found["bert.embeddings.word_embeddings.weight"] == "diagonal"
+        assert found["bert.encoder.layer.0.output.dense.weight"] == "auto"
+    else:
+        from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
+
+        ends = {"bos_token_id": 0, "eos_token_id": 0}
+        config = GPT2Config(vocab_size=30, n_embd=8, n_head=2, n_layer=1, tie_word_embeddings=False, **ends)
+        found = rules(GPT2LMHeadModel(config), embeddings="diagonal")
+        assert found["lm_head.weight"] == found["transformer.wte.weight"] == "diagonal"
+        assert found["transformer.h.0.mlp.c_fc.weight"] == "output"
+        assert found["transformer.h.0.mlp.c_fc.bias"] == "chunk"
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_conv1d_moves_as_the_same_layer_written_as_linear(cls: type[BlockOptimizer]) -> None:
+    """13 outputs in blocks of 4: there is a short last run."""
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    linear, transposed = nn.Linear(9, 13), conv1d(13, 9)
+    with torch.no_grad():
+        transposed.weight.copy_(linear.weight.t())
+        transposed.bias.copy_(linear.bias)
+    start = linear.weight.detach().clone()
+    optimizers = [cls(param_groups(layer, block_size=4), lr=0.01) for layer in (linear, transposed)]
+    for _ in range(20):
+        weight, bias = torch.randn(13, 9), torch.randn(13)
+        linear.weight.grad, transposed.weight.grad = weight, weight.t().contiguous()
+        linear.bias.grad, transposed.bias.grad = bias, bias.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(transposed.weight.t(), linear.weight)
+    assert torch.equal(transposed.bias, linear.bias)
+    assert (linear.weight - start).abs().max() > 0.01
+
+
+def test_only_hugging_faces_conv1d_is_known_as_such() -> None:
+    class Conv1D(nn.Linear):
+        pass
+
+    assert rules(Conv1D(3, 4)) == {"weight": "auto", "bias": "chunk"}
+
+
+class Attention(nn.Module):
+    """q, k and v in one projection of this name."""
+
+    def __init__(self, name: str, head_size: int, heads: int, *, tells: bool = True) -> None:
+        super().__init__()
+        if tells:
+            self.head_dim = head_size
+        self.add_module(name, nn.Linear(5, 3 * heads * head_size))
+        self.out = nn.Linear(heads * head_size, 7)
+
+
+def sizes(model: nn.Module, **options: Any) -> dict[str, int | None]:
+    """The block size that each parameter's group asks for, by its name."""
+    groups = param_groups(model, **options)
+    return {name: group.get("block_size") for group in groups for name, _ in group["params"]}
+
+
+@pytest.mark.parametrize("name", ["c_attn", "qkv", "qkv_proj", "query_key_value", "Wqkv"])
+def test_no_block_of_a_fused_projection_straddles_heads(name: str) -> None:
+    found = sizes(Attention(name, head_size=16, heads=3))
+    assert found == {f"{name}.weight": 8, f"{name}.bias": 8, "out.weight": None, "out.bias": None}
+
+
+def test_no_block_of_torchs_own_attention_straddles_heads() -> None:
+    layer = nn.TransformerEncoderLayer(d_model=24, nhead=2, dim_feedforward=5)
+    found = sizes(layer, block_size=8)
+    assert found.pop("self_attn.in_proj_weight") == found.pop("self_attn.in_proj_bias") == 6
+    assert set(found.values()) == {8}
+
+
 @pytest.mark.parametrize(
-    ("head_first", "expected"), [(False, {"words.weight": "output"}), (True, {"head.weight": "auto"})]
+    ("head_size", "heads", "tells", "asked", "expected", "why"),
+    [
+        (64, 2, True, None, 8, "8 divides 64 and is the largest up to the default of 10"),
+        (64, 2, True, 32, 32, "32 divides 64"),
+        (6, 4, True, 10, 6, "a head is smaller than a block"),
+        (25, 2, True, 10, 5, "5 is just half of 10"),
+        (11, 10, True, 10, 10, "heads do not allow it, a third of the outputs, 110, does"),
+        (4, 4, True, 16, 16, "heads are too small, a third of the outputs, 16, is not"),
+        (13, 3, True, 10, 10, "neither 13 nor 39 has a divisor from 5 to 10"),
+        (16, 3, False, 10, 8, "the head size is unknown; a third of the outputs is 48"),
+    ],
 )
-def test_a_tied_weight_is_taken_once_by_the_first_module(head_first: bool, expected: dict[str, str]) -> None:
-    assert rules(Tied(head_first)) == expected
+def test_the_block_size_of_a_fused_projection_is_the_largest_that_fits(
+    head_size: int, heads: int, tells: bool, asked: int | None, expected: int, why: str
+) -> None:
+    options = {} if asked is None else {"block_size": asked}
+    found = sizes(Attention("qkv", head_size, heads, tells=tells), **options)
+    assert found["qkv.weight"] == found["qkv.bias"] == expected, why
+
+
+def straddles(owner: Tensor, grouping: str, block_size: int) -> bool:
+    """Whether any block holds coordinates of more than one owner."""
+    views = partition(tuple(owner.shape), grouping, block_size).views(owner)
+    assert views is not None
+    return any(bool((view != view[..., :1]).any()) for view in views)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["Linear", "Conv1D"])
+def test_the_blocks_of_a_fused_projection_hold_coordinates_of_one_head_of_q_k_or_v(transposed: bool) -> None:
+    attention = Attention("c_attn", head_size=12, heads=2)
+    if transposed:
+        attention.c_attn = pytest.importorskip("transformers.pytorch_utils").Conv1D(72, 5)
+    head_of_output = torch.arange(72) // 12
+    for group in param_groups(attention):
+        for name, param in group["params"]:
+            if name.startswith("c_attn"):
+                owner = head_of_output.expand(param.shape) if transposed or param.ndim == 1 else head_of_output[:, None]
+                owner = owner.expand(param.shape).contiguous()
+                assert not straddles(owner, group["grouping"], group["block_size"])
+                assert straddles(owner, group["grouping"], 10)
+
+
+def test_the_block_size_that_is_taken_for_granted_is_the_optimizers_default() -> None:
+    """Heads of 10 keep the default, and of 20 too: anything else taken for granted would be asked for."""
+    assert inspect.signature(BlockAdam).parameters["block_size"].default == 10
+    assert sizes(Attention("qkv", 20, 2))["qkv.weight"] is None
+    assert sizes(Attention("qkv", 11, 2))["qkv.weight"] is None
 
 
 def model() -> nn.Module:
@@ -116,8 +301,8 @@ def test_groups_without_parameters_are_left_out() -> None:
 def test_norms_and_biases_are_decayed_unless_asked_otherwise() -> None:
     groups = param_groups(model(), weight_decay=0.3, lr=0.1)
     assert [(group["grouping"], group["weight_decay"]) for group in groups] == [
-        ("auto", 0.3),
         ("output", 0.3),
+        ("auto", 0.3),
         ("chunk", 0.3),
     ]
     spared = param_groups(model(), weight_decay=0.3, lr=0.1, decay_norms_and_biases=False)
@@ -164,3 +349,17 @@ def test_options_that_no_optimizer_has_are_refused_when_it_is_made() -> None:
         TypeError, match="`wieght_decay` is not an option of a param group, did you mean `weight_decay`"
     ):
         BlockAdam(param_groups(nn.Linear(2, 2), wieght_decay=0.1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"embeddings": "input"}, "param_groups: `embeddings` must be one of 'output', 'diagonal', got 'input'."),
+        ({"embeddings": None}, "param_groups: `embeddings` must be one of 'output', 'diagonal', got None."),
+        ({"block_size": 0}, "param_groups: `block_size` must be an integer in [1, 4096], got 0."),
+        ({"block_size": 2.5}, "param_groups: `block_size` must be an integer in [1, 4096], got 2.5."),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        param_groups(nn.Linear(2, 2), **options)

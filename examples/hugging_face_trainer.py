@@ -1,0 +1,72 @@
+"""Block-AdamW in Hugging Face's Trainer: the two ways in, and how each keeps groupings and weight decay."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import Trainer, TrainingArguments
+from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
+
+from blockadapt import BlockAdamW, param_groups
+
+
+def model() -> GPT2LMHeadModel:
+    """A GPT-2 that fits a test."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=40, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config)
+
+
+def counting() -> list[dict[str, torch.Tensor]]:
+    """Sequences that count upwards, each from another number."""
+    rows = (torch.arange(start, start + 16) % 40 for start in range(64))
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def arguments(folder: Path, steps: int) -> TrainingArguments:
+    """As you would write them for any optimizer."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=8,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        save_steps=5,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+
+
+def with_an_optimizer(folder: Path, steps: int = 10) -> Trainer:
+    """`optimizers=`: you make the optimizer, the Trainer adds its schedule. Its `weight_decay` is not used."""
+    net, args = model(), arguments(folder, steps)
+    groups = param_groups(net, decay_norms_and_biases=False)
+    optimizer = BlockAdamW(groups, lr=args.learning_rate, weight_decay=args.weight_decay)
+    return Trainer(net, args, train_dataset=counting(), optimizers=(optimizer, None))
+
+
+def with_a_class(folder: Path, steps: int = 10) -> Trainer:
+    """`optimizer_cls_and_kwargs=`: the Trainer makes the optimizer.
+
+    Left alone it makes two groups, one decayed and one not, and every parameter gets the grouping `"auto"`, which cuts
+    GPT-2's Conv1D along the wrong axis. `params` among the arguments takes the place of those groups.
+    """
+    net, args = model(), arguments(folder, steps)
+    groups = param_groups(net, weight_decay=args.weight_decay, decay_norms_and_biases=False)
+    made = (BlockAdamW, {"params": groups, "lr": args.learning_rate})
+    return Trainer(net, args, train_dataset=counting(), optimizer_cls_and_kwargs=made)
+
+
+def main() -> None:
+    """Train in both ways."""
+    for way in (with_an_optimizer, with_a_class):
+        with tempfile.TemporaryDirectory() as folder:
+            result = way(Path(folder)).train()
+        print(f"{way.__name__}: mean loss {result.training_loss:.3f}")
+
+
+if __name__ == "__main__":
+    main()
