@@ -142,6 +142,14 @@ def test_a_model_that_tells_its_head_is_believed() -> None:
     assert told["0.head.weight"] == "auto"
 
 
+def test_a_model_that_says_it_has_no_head_is_believed() -> None:
+    class Headless(LanguageModel):
+        def get_output_embeddings(self) -> None:
+            return None
+
+    assert rules(Headless())["head.weight"] == "auto"
+
+
 def test_a_tied_heads_own_bias_is_one_number_for_each_word_and_spared_like_other_biases() -> None:
     tied = Tied(head_first=False)
     tied.head.bias = nn.Parameter(torch.zeros(5))
@@ -193,6 +201,13 @@ def test_conv1d_moves_as_the_same_layer_written_as_linear(cls: type[BlockOptimiz
     assert torch.equal(transposed.weight.t(), linear.weight)
     assert torch.equal(transposed.bias, linear.bias)
     assert (linear.weight - start).abs().max() > 0.01
+
+
+def test_a_subclass_of_conv1d_is_cut_like_it() -> None:
+    class Quiet(pytest.importorskip("transformers.pytorch_utils").Conv1D):  # type: ignore[misc]
+        pass
+
+    assert rules(Quiet(4, 3)) == {"weight": "output", "bias": "chunk"}
 
 
 def test_only_hugging_faces_conv1d_is_known_as_such() -> None:
@@ -251,6 +266,12 @@ def test_the_block_size_of_a_fused_projection_is_the_largest_that_fits(
     options = {} if asked is None else {"block_size": asked}
     found = sizes(Attention("qkv", head_size, heads, tells=tells), **options)
     assert found["qkv.weight"] == found["qkv.bias"] == expected, why
+
+
+def test_a_head_size_that_does_not_divide_the_outputs_is_no_head_size() -> None:
+    attention = Attention("qkv", head_size=16, heads=3)
+    attention.head_dim = 10
+    assert sizes(attention)["qkv.weight"] == 8
 
 
 def straddles(owner: Tensor, grouping: str, block_size: int) -> bool:
