@@ -276,11 +276,12 @@ def test_a_block_method_follows_its_rule_in_the_blocks_of_each_layer(
 
 
 def test_each_kind_of_layer_has_its_own_grouping() -> None:
-    """A block of an embedding lies within one word's vector."""
-    model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
+    """A block of an embedding, and of the head over the same words, lies within one word's vector."""
+    model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 5))
     optimizer = make_optimizer("block-adam", model, LR, OptimizerSettings(), STEPS)
     groupings = {name: group["grouping"] for group in optimizer.param_groups for name in group["param_names"]}
-    assert groupings == {"0.weight": "output", "1.weight": "auto", "1.bias": "chunk"}
+    inner, head = {"1.weight": "auto", "1.bias": "chunk"}, {"2.weight": "output", "2.bias": "diagonal"}
+    assert groupings == {"0.weight": "output", **inner, **head}
 
 
 def test_a_named_grouping_and_a_kept_basis_reach_the_block_methods() -> None:
