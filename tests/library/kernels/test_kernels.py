@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,221 +13,42 @@ import pytest
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Batch, Coefficients, Descent, Dispatcher, Kernel, Place, Segment
+from blockadapt.kernels import Batch, Descent, Kernel, Place, Segment
 from blockadapt.kernels import eigh as eigh_module
-from blockadapt.kernels.cpu import eigensolver as solver
-from blockadapt.kernels.cpu import step as tiles
 from blockadapt.kernels.cpu.kernel import NumbaKernel
-from blockadapt.kernels.cpu.work import Order
 from blockadapt.kernels.eigh import EighKernel
-from blockadapt.kernels.layout import MAX_BLOCK, by_block, tiled_shape, write_by_block_
-from blockadapt.moments import FirstMoment, SecondMoment, packed_length, unpack
-from blockadapt.spectrum import UNBOUNDED, Spectrum
+from blockadapt.kernels.layout import MAX_BLOCK
+from blockadapt.moments import SecondMoment, unpack
+from blockadapt.spectrum import INVERSE_ROOT, UNBOUNDED, Spectrum
+from support.blocks import (
+    PATHS,
+    TENSORS,
+    Case,
+    assert_close,
+    bits,
+    blocks_of,
+    close_enough,
+    copied,
+    generator,
+    pack,
+    represented,
+    roots,
+    rows_of,
+    step_,
+    stepped,
+    still,
+    take_,
+    training,
+    with_amsgrad,
+    with_basis,
+)
 
 EPS32, EPS64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 SIZES = [1, 2, 3, 4, 5, 8, 10, 16, 17, 25, 33, 48, 64]
 KINDS = [
     "typical", "wide", "graded", "gradedup", "rank1", "rank3", "zero", "huge", "tiny", "cond1e4", "cond1e8", "cond1e12",
 ]  # fmt: skip
-TENSORS = ("x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues")
-PLAIN = Descent(sign=1.0, coupled=0.0, shrink=1.0)
-STILL = SecondMoment(decay=1.0, weight=0.0, correction=1.0)
-"""V stays as it is."""
-
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-
-
-# ------------------------------------------------------------------------------------------------ blocks and segments
-
-
-def generator(*seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(int(np.random.default_rng(seed).integers(2**31)))
-
-
-def roots(kind: str, blocks: int, n: int, g: torch.Generator) -> Tensor:
-    """[blocks, n, width] matrices whose h hᵀ / width are second moments of this kind."""
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-    def logspace(first: float, last: float) -> Tensor:
-        return torch.logspace(first, last, n, dtype=torch.float64)
-
-    if kind.startswith("cond"):
-        orthogonal = torch.linalg.qr(normal(blocks, n, n))[0]
-        return orthogonal * logspace(0, -np.log10(float(kind[4:])) / 2)
-    return {
-        "typical": lambda: normal(blocks, n, 50) * torch.exp(normal(blocks, n, 1)),
-        "wide": lambda: normal(blocks, n, 50) * torch.exp(3 * normal(blocks, n, 1)),
-        "graded": lambda: normal(blocks, n, 3 * n) * logspace(0, -1.3)[:, None],
-        "gradedup": lambda: normal(blocks, n, 3 * n) * logspace(-1.3, 0)[:, None],
-        "rank1": lambda: normal(blocks, n, 1),
-        "rank3": lambda: normal(blocks, n, 3),
-        "zero": lambda: torch.zeros(blocks, n, 1, dtype=torch.float64),
-        "huge": lambda: normal(blocks, n, 50) * 1e5,
-        "tiny": lambda: normal(blocks, n, 50) * 1e-10,
-    }[kind]()
-
-
-def pack(V: Tensor) -> Tensor:
-    rows, columns = torch.tril_indices(V.shape[-1], V.shape[-1])
-    return V[..., rows, columns]
-
-
-def blocks_of(kind: str, count: int, n: int, *seed: int) -> tuple[Tensor, Tensor]:
-    """Packed V [count, n(n+1)/2] of this kind, and vectors m [count, n] as the same gradients would give, float64."""
-    g = generator(n, count, *map(ord, kind), *seed)
-    h = roots(kind, count, n, g)
-    if kind == "zero":
-        return pack(h @ h.mT), torch.randn(count, n, generator=g, dtype=torch.float64)
-    m = h @ torch.randn(count, h.shape[2], 1, generator=g, dtype=torch.float64)
-    return pack(h @ h.mT / h.shape[2]), m.squeeze(-1)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A segment with all of its place and coefficients side by side, so that a test can replace any of it."""
-
-    n: int
-    x: Tensor
-    grad: Tensor
-    m: Tensor | None
-    second_moment: Tensor
-    largest: Tensor | None
-    basis: Tensor | None
-    eigenvalues: Tensor | None
-    refresh: bool
-    descent: Descent
-    first: FirstMoment
-    second: SecondMoment
-    spectrum: Spectrum
-
-    @property
-    def num_blocks(self) -> int:
-        return self.x.shape[0] * self.x.shape[1]
-
-    @property
-    def batch(self) -> Batch:
-        return self.segment().place.batch
-
-    def segment(self) -> Segment:
-        """What a kernel is given: on the same memory."""
-        kept = (self.second_moment, self.largest, self.basis, self.eigenvalues)
-        coefficients = Coefficients(self.descent, self.first, self.second, self.spectrum)
-        return Segment(Place(self.n, self.x, self.m, *kept), self.grad, self.refresh, coefficients)
-
-
-def still(V: Tensor, m: Tensor, damping: float = 1e-4) -> Case:
-    """A segment that leaves packed V [count, …] alone and applies its spectral function to m [count, n]."""
-    count, n = m.shape
-    return Case(
-        n=n, x=torch.zeros(count, 1, n, dtype=V.dtype), grad=m.clone().view(count, 1, n), m=None,
-        second_moment=V.clone().view(count, 1, -1), largest=None, basis=None, eigenvalues=None, refresh=True,
-        descent=PLAIN, first=FirstMoment(0.0, 1.0), second=STILL, spectrum=Spectrum(1e-3, 1.0, damping),
-    )  # fmt: skip
-
-
-def training(n: int, count: int, dtype: torch.dtype, *seed: int, k: int | None = None, minor: int = 1) -> Case:
-    """A segment in the midst of training, every number arbitrary but plausible."""
-    g = generator(n, count, *seed)
-    k = n if k is None else k
-    shape = (count // minor, minor)
-    h = torch.randn(count, n, 4 * n, generator=g, dtype=torch.float64)
-    h *= torch.exp(torch.randn(count, n, 1, generator=g, dtype=torch.float64))
-    V = h @ h.mT / (4 * n)
-    V[:, k:] = V[:, :, k:] = 0  # coordinates that do not exist have never had a gradient
-
-    def normal() -> Tensor:
-        return torch.randn(*shape, k, generator=g, dtype=torch.float64).to(dtype)
-
-    return Case(
-        n=n, x=normal(), grad=normal(), m=normal(), second_moment=pack(V).to(dtype).view(*shape, -1), largest=None,
-        basis=None, eigenvalues=None, refresh=True, descent=Descent(-1.0, 0.0, 0.999), first=FirstMoment(0.9, 0.41),
-        second=SecondMoment(0.99, 0.01, 0.3), spectrum=Spectrum(1e-2, 0.3, 1e-4),
-    )  # fmt: skip
-
-
-def with_amsgrad(segment: Case) -> Case:
-    """Maxima of which about half are above the eigenvalues that follow."""
-    *shape, _ = segment.second_moment.shape
-    eigenvalues = torch.linalg.eigvalsh(unpack(segment.second_moment.reshape(-1, packed_length(segment.n)), segment.n))
-    factors = 0.5 + torch.rand(eigenvalues.shape, generator=generator(segment.n), dtype=eigenvalues.dtype)
-    return replace(segment, largest=(eigenvalues * factors).clamp(min=0).sort(-1)[0].reshape(*shape, segment.n))
-
-
-def with_basis(segment: Case, refresh: bool) -> Case:
-    """A basis kept from an earlier V, or none yet."""
-    n, count = segment.n, segment.num_blocks
-    basis, eigenvalues = (segment.x.new_zeros(tiled_shape(n, count, width)) for width in (n * n, n))
-    if not refresh:
-        older = unpack(segment.second_moment.reshape(count, -1).double(), n)
-        found, U = (t.to(segment.x.dtype) for t in torch.linalg.eigh(older))
-        write_by_block_(basis, U.reshape(count, -1))
-        write_by_block_(eigenvalues, found.clamp(min=0))
-    return replace(segment, basis=basis, eigenvalues=eigenvalues, refresh=refresh)
-
-
-def copied(segment: Case, dtype: torch.dtype | None = None) -> Case:
-    """The segment on memory of its own."""
-    tensors = {name: t.clone() for name in TENSORS if (t := getattr(segment, name)) is not None}
-    return replace(segment, **{name: t.to(dtype or t.dtype) for name, t in tensors.items()})
-
-
-def stepped(kernel: Kernel, segments: Sequence[Case], dtype: torch.dtype | None = None) -> list[Case]:
-    """Copies of the segments after one step of the kernel."""
-    segments = [copied(segment, dtype) for segment in segments]
-    step_(kernel, segments)
-    return segments
-
-
-def step_(kernel: Kernel, segments: Sequence[Case]) -> None:
-    """One step of the kernel, in place."""
-    batches: dict[Batch, list[Segment]] = {}
-    for segment in segments:
-        batches.setdefault(segment.batch, []).append(segment.segment())
-    take_(kernel, batches)
-
-
-def take_(kernel: Kernel, batches: Mapping[Batch, Sequence[Segment]]) -> None:
-    """One step as an optimizer takes it; what the kernel does not take goes through `eigh`."""
-    for change in Dispatcher([kernel, EighKernel()]).prepare(batches):
-        change.write_()
-
-
-def bits(segment: Case) -> dict[str, bytes]:
-    """Every tensor of the segment, to compare exactly; NaN equals itself."""
-    return {name: t.contiguous().numpy().tobytes() for name in TENSORS if (t := rows_of(segment, name)) is not None}
-
-
-def rows_of(segment: Case, name: str) -> Tensor | None:
-    """A tensor of the segment by block, [num_blocks, width]."""
-    tensor = getattr(segment, name)
-    if tensor is None or name not in ("basis", "eigenvalues"):
-        return tensor if tensor is None else tensor.reshape(segment.num_blocks, -1)
-    return by_block(tensor, segment.num_blocks)
-
-
-def assert_close(a: Case, b: Case, tolerance: float, names: Sequence[str] = TENSORS) -> None:
-    """Relative to the norm of each block's tensor; bases by the matrix that they stand for."""
-    for name in names:
-        left, right = rows_of(a, name), rows_of(b, name)
-        assert (left is None) == (right is None), name
-        if left is None or (name == "eigenvalues" and a.refresh):
-            continue
-        if name == "basis" and a.refresh:
-            left, right = represented(a), represented(b)
-        left, right = (t.reshape(a.num_blocks, -1).double() for t in (left, right))
-        error = (left - right).norm(dim=1) / right.norm(dim=1).clamp(min=1e-300)
-        assert error.max() <= tolerance, f"{name}: {error.max():.2e} > {tolerance:.2e}"
-
-
-def represented(segment: Case) -> Tensor:
-    """U Λ Uᵀ of the kept basis."""
-    U, eigenvalues = rows_of(segment, "basis"), rows_of(segment, "eigenvalues")
-    assert U is not None
-    assert eigenvalues is not None
-    U = U.reshape(-1, segment.n, segment.n).double()
-    return (U * eigenvalues.unsqueeze(1).double()) @ U.mT
 
 
 # ------------------------------------------------------------------------------------------------------------ accuracy
@@ -453,30 +274,7 @@ def test_a_block_that_is_not_finite_spoils_no_other(n: int, dtype: torch.dtype) 
 # ------------------------------------------------------------------------------ one step, every path, against the truth
 
 
-PATHS: dict[str, Callable[[Case], Case]] = {
-    "plain": lambda s: s,
-    "without m": lambda s: replace(s, m=None, first=FirstMoment(0.0, 1.0)),
-    "clipped": lambda s: replace(s, spectrum=s.spectrum._replace(lower=3e-3, upper=2e-2)),
-    "closed clip": lambda s: replace(s, spectrum=s.spectrum._replace(lower=1e-2, upper=1e-2)),
-    "coupled": lambda s: replace(s, descent=Descent(1.0, 0.1, 1.0)),
-    "without m, coupled": lambda s: replace(s, m=None, first=FirstMoment(0.0, 1.0), descent=Descent(-1.0, 0.1, 1.0)),
-    "shrinking": lambda s: replace(s, descent=Descent(1.0, 0.0, 0.9)),
-    "bias corrected": lambda s: replace(s, spectrum=s.spectrum._replace(correction=1e-3, lr=0.1)),
-    "average": lambda s: replace(s, second=SecondMoment(0.5, 0.5, 1.0)),
-    "coarse": lambda s: replace(s, spectrum=s.spectrum._replace(resolution=0.1)),
-    "amsgrad": with_amsgrad,
-    "amsgrad, clipped": lambda s: with_amsgrad(replace(s, spectrum=s.spectrum._replace(lower=3e-3, upper=2e-2))),
-    "new basis": lambda s: with_basis(s, refresh=True),
-    "kept basis": lambda s: with_basis(s, refresh=False),
-    "amsgrad, new basis": lambda s: with_basis(with_amsgrad(s), refresh=True),
-    "amsgrad, kept basis": lambda s: with_basis(with_amsgrad(s), refresh=False),
-    "coarse, amsgrad, kept basis": lambda s: with_basis(with_amsgrad(PATHS["coarse"](s)), refresh=False),
-}
 each_path = pytest.mark.parametrize("path", PATHS)
-
-
-def close_enough(n: int, dtype: torch.dtype) -> float:
-    return 100 * (n + 4) * torch.finfo(dtype).eps
 
 
 @each_dtype
@@ -570,6 +368,18 @@ def test_a_kernel_that_has_stepped_before_steps_as_a_new_one(path: str, dtype: t
         expected = stepped(NumbaKernel(), cases)
         take_(kernel, {now[0].place.batch: now})
         for case, after in zip(cases, expected, strict=True):
+            assert bits(case) == bits(after)
+
+
+def test_a_work_list_is_not_taken_for_that_of_other_places_that_live() -> None:
+    """As many places, of the same size, beside those of the step before."""
+    kernel = NumbaKernel()
+    pairs = [[training(5, 33, torch.float32, i, j) for j in range(2)] for i in range(2)]
+    segments = [[case.segment() for case in pair] for pair in pairs]
+    for pair, inputs in zip(pairs, segments, strict=True):
+        expected = stepped(NumbaKernel(), pair)
+        take_(kernel, {inputs[0].place.batch: inputs})
+        for case, after in zip(pair, expected, strict=True):
             assert bits(case) == bits(after)
 
 
@@ -678,120 +488,36 @@ def test_amsgrad_maxima_are_kept_ascending_and_never_fall(n: int, dtype: torch.d
         segment = after
 
 
-# -------------------------------------------------------------------------------------------------------- uncompiled
-
-
-@pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """`advance` as plain Python."""
-    for module in (tiles, solver):
-        for name, value in list(vars(module).items()):
-            if hasattr(value, "py_func"):
-                monkeypatch.setattr(module, name, value.py_func)
-    with np.errstate(all="ignore"):
-        yield tiles.advance
-
-
-def advanced(advance: Callable[..., None], segment: Case) -> tuple[Case, np.ndarray]:
-    """A copy of the segment after `advance`, and which blocks failed."""
-    segment = copied(segment)
-    place = segment.segment().place
-    order: Any = Order(place.batch, [place], segment.refresh)
-    order.fill_in_([segment.segment()])
-    n, most, total = segment.n, int(order._order[tiles.SWEEPS]), int(order._chunks[-1])
-    real = order._coefficients.dtype
-    L = tiles.broadcast(real.type(0)).size
-    scratch = np.full(tiles.scratch_length(n, L), np.nan, real)
-    log = np.full(tiles.log_length(n, most, L), np.nan, real)
-    wide = np.full(tiles.wide_length(n, L), np.nan)
-    table, coefficients, starts, failed = order._table, order._coefficients, order._starts, order._failed
-    kept = not segment.refresh
-    if n == 1:
-        tiles.advance_ones(table, coefficients, starts, 0, total, scratch)
-    else:
-        advance(n, table, coefficients, starts, 0, total, scratch, wide, log, most, kept, failed)
-    return segment, failed
+@each_dtype
+@pytest.mark.parametrize("path", ["amsgrad", "amsgrad, new basis", "amsgrad, kept basis"])
+def test_equal_eigenvalues_each_get_a_maximum_of_their_own(path: str, dtype: torch.dtype) -> None:
+    """V = 4 I and Σ̂ = (1, 9, 16): the directions get 4, 9 and 16 in some order, none of them twice."""
+    V = pack(4 * torch.eye(3, dtype=dtype)).expand(40, -1)
+    segment = PATHS[path](still(V, torch.ones(40, 3, dtype=dtype), damping=1e-4))
+    largest = torch.tensor([1.0, 9.0, 16.0], dtype=dtype).expand(40, 1, 3).clone()
+    (after,) = stepped(NumbaKernel(), [replace(segment, largest=largest)])
+    expected = torch.tensor([4.0, 9.0, 16.0], dtype=dtype)
+    assert after.largest.equal(expected.expand(40, 1, 3))
+    moves = (1e-3 / (expected.sqrt() + 1e-4)).sort()[0]
+    torch.testing.assert_close(-after.x.sort(-1, descending=True)[0], moves.expand(40, 1, 3))
 
 
 @each_dtype
-@pytest.mark.parametrize("n", [1, 2, 3, 6])
-@pytest.mark.parametrize(
-    "path", ["plain", "without m", "clipped", "amsgrad", "amsgrad, new basis", "amsgrad, kept basis"]
-)
-def test_uncompiled_the_algorithm_is_the_same(
-    n: int, path: str, dtype: torch.dtype, uncompiled: Callable[..., None]
-) -> None:
-    segment = PATHS[path](training(n, 19, dtype))
-    plain, failed = advanced(uncompiled, segment)
-    (compiled,) = stepped(NumbaKernel(), [segment])
-    assert not failed.any()
-    assert_close(plain, compiled, 16 * (n + 4) * torch.finfo(dtype).eps)
+def test_entries_far_below_the_largest_still_count(dtype: torch.dtype) -> None:
+    """λ = (1, 1e-14, 1): s(1e-14) = lr / (1e-7 + δ), where s(0) would be a hundred times that."""
+    V = pack(torch.diag(torch.tensor([1.0, 1e-14, 1.0], dtype=torch.float64))).to(dtype).expand(3, -1)
+    (after,) = stepped(NumbaKernel(), [still(V, torch.ones(3, 3, dtype=dtype), damping=1e-9)])
+    expected = 1e-3 / (torch.tensor([1.0, 1e-14, 1.0], dtype=dtype).sqrt() + 1e-9)
+    torch.testing.assert_close(-after.x[:, 0], expected.expand(3, 3))
 
 
-@each_dtype
-def test_uncompiled_a_block_that_does_not_converge_is_marked_and_stays(
-    dtype: torch.dtype, uncompiled: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tiles, "MAX_SWEEPS", 0)
-    segment = with_amsgrad(training(4, 19, dtype))
-    after, failed = advanced(uncompiled, segment)
-    assert failed.all()
-    assert after.largest.equal(segment.largest)
-    torch.testing.assert_close(after.x, segment.x * segment.descent.shrink, rtol=4 * torch.finfo(dtype).eps, atol=0)
+@pytest.mark.parametrize(("n", "taken"), [(1, True), (MAX_BLOCK, True), (MAX_BLOCK + 1, False)])
+def test_blocks_of_up_to_64_are_taken(n: int, taken: bool) -> None:
+    assert MAX_BLOCK == 64
+    assert NumbaKernel().takes(Batch(n, torch.float32, torch.device("cpu"), INVERSE_ROOT)) == taken
 
 
 # ---------------------------------------------------------------------------------------------------------- in trouble
-
-
-@pytest.fixture
-def counted_eigh(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """The shapes that `torch.linalg.eigh` is called with, all of them in float64."""
-    shapes = []
-    original = torch.linalg.eigh
-
-    def counting(V: Tensor) -> Any:
-        assert V.dtype == torch.float64
-        shapes.append(V.shape)
-        return original(V)
-
-    monkeypatch.setattr(eigh_module.torch.linalg, "eigh", counting)
-    return shapes
-
-
-@each_dtype
-@each_path
-@pytest.mark.parametrize("sweeps", [0, 1])
-@pytest.mark.parametrize("n", [3, 10])
-def test_a_block_that_does_not_converge_is_solved_by_eigh_and_nothing_is_lost(
-    n: int, sweeps: int, path: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, counted_eigh: list[torch.Size]
-) -> None:
-    segment = PATHS[path](training(n, 35, dtype))
-    counted_eigh.clear()
-    (normal,) = stepped(NumbaKernel(), [segment])
-    assert not counted_eigh
-    monkeypatch.setattr(tiles, "MAX_SWEEPS", sweeps)
-    (after,) = stepped(NumbaKernel(), [segment])
-    if segment.refresh and sweeps == 0:
-        assert counted_eigh == [(35, n, n)]
-    assert after.second_moment.equal(normal.second_moment)
-    assert after.m is normal.m or after.m.equal(normal.m)
-    assert_close(after, normal, close_enough(n, dtype))
-
-
-def test_of_a_step_only_the_blocks_that_did_not_converge_go_to_eigh(
-    monkeypatch: pytest.MonkeyPatch, counted_eigh: list[torch.Size]
-) -> None:
-    monkeypatch.setattr(tiles, "MAX_SWEEPS", 0)
-    segment = training(4, 40, torch.float32)
-    segment = replace(segment, grad=torch.zeros_like(segment.grad))
-    diagonal = torch.arange(0, 40, 2)
-    segment.second_moment[diagonal] = pack(torch.diag(torch.arange(1.0, 5.0)))
-    (after,) = stepped(NumbaKernel(), [segment])
-    assert counted_eigh == [(20, 4, 4)]
-    monkeypatch.undo()
-    (normal,) = stepped(NumbaKernel(), [segment])
-    assert after.x[diagonal].equal(normal.x[diagonal])
-    assert_close(after, normal, close_enough(4, torch.float32))
 
 
 @each_dtype

@@ -7,6 +7,7 @@
 
 Eigenvectors are not formed unless asked for: y is carried along instead. All lanes sweep together; a lane that has
 converged gets identity rotations, so its numbers do not depend on its neighbours, nor on the number of threads.
+`eigensolver_reference` does the same for one block in plain NumPy.
 
 Letters: n block size, L lanes, a packed lower triangle [n(n+1)/2, L], d and e the tridiagonal [n, L], y and g [n, L].
 Rows of lanes are addressed by their first element. References: Golub and Van Loan, Matrix Computations, 8.3; the
@@ -20,10 +21,11 @@ from typing import Any
 import numba
 from numba.extending import overload
 
-from blockadapt.kernels.cpu.lanes import (
+from blockadapt.kernels.cpu.jit import jit
+from blockadapt.kernels.cpu.simd import (
     absolute,
+    all_lanes,
     broadcast,
-    every,
     fma,
     load,
     narrow,
@@ -33,78 +35,20 @@ from blockadapt.kernels.cpu.lanes import (
     store,
     widen,
 )
+from blockadapt.kernels.cpu.thresholds import thresholds
 
-jit = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""For functions that only compiled ones call: without entries from Python and C there is less to compile.
-
-Called from Python, such a function crashes; its `.py_func` is what can be called.
-"""
+# Stage 1: tridiagonal form ----------------------------------------------------------------------------------------
 
 
 @jit
-def unit_roundoff(like: Any) -> Any:
-    """The distance from 1 to the next number of this array's type."""
-    f = like.dtype.type
-    return f(1.1920929e-07) if like.itemsize == 4 else f(2.220446049250313e-16)
+def tridiagonalise_(n: int, a: Any, h: Any, d: Any, e: Any, y: Any, u: Any, q: Any, least: float, L: int) -> None:
+    """T = Hᵀ A H and y ← Hᵀ y. The reflections I − u uᵀ/h stay in a's columns, 1/h in `h`.
 
-
-@jit
-def reduce_(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, least: float, L: int) -> None:
-    """T = Hᵀ A H and y ← Hᵀ y. The reflections I − u uᵀ/h stay in a's columns, 1/h in `h`. `free` holds 2n rows.
-
-    Columns whose squares sum to no more than `least` are taken for tridiagonal: 1/h must not overflow.
+    Columns whose squares below the subdiagonal sum to no more than `least` are taken for tridiagonal.
     """
-    f = a.dtype.type
-    zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
-    nothing = broadcast(f(least))
-    u, q = free[: n * L], free[n * L : 2 * n * L]
     for k in range(n - 2):
-        head = ((k + 1) * (k + 2) // 2 + k) * L
-        alpha = load(a, head)
-        below = zero
-        for i in range(k + 2, n):
-            entry = load(a, (i * (i + 1) // 2 + k) * L)
-            below = fma(entry, entry, below)
-        norm = sqrt(fma(alpha, alpha, below))
-        beta = select(alpha < zero, norm, -norm)
-        tridiagonal = below <= nothing
-        beta = select(tridiagonal, alpha, beta)
-        first = alpha - beta
-        inverse = select(tridiagonal, zero, one / select(tridiagonal, one, -(beta * first)))
-        store(u, (k + 1) * L, first)
-        store(a, head, first)
-        for i in range(k + 2, n):
-            entry = load(a, (i * (i + 1) // 2 + k) * L)
-            store(u, i * L, select(tridiagonal, zero, entry))  # a tiny entry would breed denormal numbers
-        store(h, k * L, inverse)
-        store(e, k * L, beta)
-
-        # q = A u / h − (uᵀ A u / 2h²) u, so that Hᵀ A H = A − q uᵀ − u qᵀ
-        inner = zero
-        projection = zero
-        for i in range(k + 1, n):
-            row = i * (i + 1) // 2
-            total = zero
-            for j in range(k + 1, i + 1):
-                total = fma(load(a, (row + j) * L), load(u, j * L), total)
-            for j in range(i + 1, n):
-                total = fma(load(a, (j * (j + 1) // 2 + i) * L), load(u, j * L), total)
-            total = total * inverse
-            entry = load(u, i * L)
-            inner = fma(total, entry, inner)
-            projection = fma(entry, load(y, i * L), projection)
-            store(q, i * L, total)
-        inner = inner * inverse * half
-        projection = projection * inverse
-        for i in range(k + 1, n):
-            row = i * (i + 1) // 2
-            minus_u = -load(u, i * L)
-            minus_q = fma(inner, -minus_u, -load(q, i * L))
-            store(q, i * L, -minus_q)
-            store(y, i * L, fma(projection, minus_u, load(y, i * L)))
-            for j in range(k + 1, i + 1):
-                entry = load(a, (row + j) * L)
-                store(a, (row + j) * L, fma(minus_u, load(q, j * L), fma(minus_q, load(u, j * L), entry)))
+        inverse = reflection_(n, k, a, h, e, u, least, L)
+        reflect_(n, k, a, y, u, q, inverse, L)
     for i in range(n):
         store(d, i * L, load(a, (i * (i + 1) // 2 + i) * L))
     if n > 1:
@@ -112,7 +56,106 @@ def reduce_(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, least: fl
 
 
 @jit
-def rotate_(a: Any, d: Any, e: Any, y: Any, log: Any, L: int) -> None:
+def reflection_(n: int, k: int, a: Any, h: Any, e: Any, u: Any, least: float, L: int) -> Any:
+    """u and 1/h of the reflection that takes column k of A below its diagonal to (β, 0, …, 0); returns 1/h."""
+    f = a.dtype.type
+    zero, one = broadcast(f(0)), broadcast(f(1))
+    head = ((k + 1) * (k + 2) // 2 + k) * L
+    alpha = load(a, head)
+    below = zero
+    for i in range(k + 2, n):
+        entry = load(a, (i * (i + 1) // 2 + k) * L)
+        below = fma(entry, entry, below)
+    norm = sqrt(fma(alpha, alpha, below))
+    tridiagonal = below <= broadcast(f(least))
+    beta = select(tridiagonal, alpha, select(alpha < zero, norm, -norm))
+    first = alpha - beta
+    inverse = select(tridiagonal, zero, one / select(tridiagonal, one, -(beta * first)))
+    store(u, (k + 1) * L, first)
+    store(a, head, first)
+    for i in range(k + 2, n):
+        entry = load(a, (i * (i + 1) // 2 + k) * L)
+        store(u, i * L, select(tridiagonal, zero, entry))  # a tiny entry would breed denormal numbers
+    store(h, k * L, inverse)
+    store(e, k * L, beta)
+    return inverse
+
+
+@jit
+def reflect_(n: int, k: int, a: Any, y: Any, u: Any, q: Any, inverse: Any, L: int) -> None:
+    """Hᵀ A H = A − q uᵀ − u qᵀ with q = A u / h − (uᵀ A u / 2h²) u, below and right of column k, and y ← Hᵀ y."""
+    f = a.dtype.type
+    zero, half = broadcast(f(0)), broadcast(f(0.5))
+    inner = zero
+    projection = zero
+    for i in range(k + 1, n):
+        row = i * (i + 1) // 2
+        total = zero
+        for j in range(k + 1, i + 1):
+            total = fma(load(a, (row + j) * L), load(u, j * L), total)
+        for j in range(i + 1, n):
+            total = fma(load(a, (j * (j + 1) // 2 + i) * L), load(u, j * L), total)
+        total = total * inverse
+        entry = load(u, i * L)
+        inner = fma(total, entry, inner)
+        projection = fma(entry, load(y, i * L), projection)
+        store(q, i * L, total)
+    inner = inner * inverse * half
+    projection = projection * inverse
+    for i in range(k + 1, n):
+        row = i * (i + 1) // 2
+        minus_u = -load(u, i * L)
+        minus_q = fma(inner, -minus_u, -load(q, i * L))
+        store(q, i * L, -minus_q)
+        store(y, i * L, fma(projection, minus_u, load(y, i * L)))
+        for j in range(k + 1, i + 1):
+            entry = load(a, (row + j) * L)
+            store(a, (row + j) * L, fma(minus_u, load(q, j * L), fma(minus_q, load(u, j * L), entry)))
+
+
+def tridiagonalise_in_float64_(
+    n: int, a: Any, h: Any, d: Any, e: Any, y: Any, u: Any, q: Any, wide: Any, L: int
+) -> None:
+    """`tridiagonalise_`, in float64 also for float32 blocks.
+
+    This is where a float32 solver loses its accuracy: n − 2 updates of the matrix, each rounded. In float64 the whole
+    step takes a third longer, and its result is closer to the truth than that of LAPACK in float32.
+    """
+    (_tridiagonalise_widened_ if a.itemsize == 4 else _tridiagonalise_as_it_is_)(n, a, h, d, e, y, u, q, wide, L)
+
+
+def _tridiagonalise_as_it_is_(
+    n: int, a: Any, h: Any, d: Any, e: Any, y: Any, u: Any, q: Any, wide: Any, L: int
+) -> None:
+    tridiagonalise_(n, a, h, d, e, y, u, q, thresholds(a).column, L)
+
+
+def _tridiagonalise_widened_(n: int, a: Any, h: Any, d: Any, e: Any, y: Any, u: Any, q: Any, wide: Any, L: int) -> None:
+    triangle = n * (n + 1) // 2
+    for i in range(triangle):
+        store(wide.a, i * L, widen(load(a, i * L)))
+    for i in range(n):
+        store(wide.y, i * L, widen(load(y, i * L)))
+    tridiagonalise_(n, wide.a, wide.h, wide.d, wide.e, wide.y, wide.u, wide.q, thresholds(a).column, L)
+    for i in range(triangle):
+        store(a, i * L, narrow(load(wide.a, i * L)))
+    for rows, wide_rows in ((h, wide.h), (d, wide.d), (e, wide.e), (y, wide.y)):
+        for i in range(n):
+            store(rows, i * L, narrow(load(wide_rows, i * L)))
+
+
+@overload(tridiagonalise_in_float64_, inline="never")
+def _tridiagonalise_in_float64(
+    n: int, a: Any, h: Any, d: Any, e: Any, y: Any, u: Any, q: Any, wide: Any, L: int
+) -> Any:
+    return _tridiagonalise_widened_ if a.dtype == numba.float32 else _tridiagonalise_as_it_is_
+
+
+# Blocks of 2, in one rotation -------------------------------------------------------------------------------------
+
+
+@jit
+def diagonalise_2x2_(a: Any, d: Any, e: Any, y: Any, log: Any, L: int) -> None:
     """Λ = Rᵀ A R and y ← Rᵀ y for blocks of 2 by one Jacobi rotation, logged as a sweep of one row."""
     f = a.dtype.type
     zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
@@ -133,112 +176,57 @@ def rotate_(a: Any, d: Any, e: Any, y: Any, log: Any, L: int) -> None:
     store(log, L, s)
 
 
-def reduce_exactly_(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
-    """`reduce_`, in float64 also for float32 blocks.
-
-    This is where a float32 solver loses its accuracy: n − 2 updates of the matrix, each rounded. In float64 the whole
-    step takes a third longer, and its result is closer to the truth than that of LAPACK in float32.
-    """
-    (_reduce_wide_ if a.itemsize == 4 else _reduce_plain_)(n, a, free, h, d, e, y, wide, L)
+def diagonalise_2x2_in_float64_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
+    """`diagonalise_2x2_`, in float64 also for float32 blocks."""
+    (_diagonalise_2x2_widened_ if a.itemsize == 4 else _diagonalise_2x2_as_it_is_)(a, d, e, y, log, wide, L)
 
 
-def _reduce_plain_(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
-    reduce_(n, a, free, h, d, e, y, 1e-60, L)
+def _diagonalise_2x2_as_it_is_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
+    diagonalise_2x2_(a, d, e, y, log, L)
 
 
-def _reduce_wide_(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> None:
-    triangle = n * (n + 1) // 2
-    a2, rest = wide[: triangle * L], wide[triangle * L :]
-    h2, d2, e2, y2 = _four(rest, n * L)
-    for i in range(triangle):
-        store(a2, i * L, widen(load(a, i * L)))
-    for i in range(n):
-        store(y2, i * L, widen(load(y, i * L)))
-    reduce_(n, a2, rest[4 * n * L :], h2, d2, e2, y2, 1e-28, L)  # 1/h is to fit into float32
-    for i in range(triangle):
-        store(a, i * L, narrow(load(a2, i * L)))
-    for rows, rows2 in ((h, h2), (d, d2), (e, e2), (y, y2)):
-        for i in range(n):
-            store(rows, i * L, narrow(load(rows2, i * L)))
-
-
-def rotate_exactly_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
-    """`rotate_`, in float64 also for float32 blocks."""
-    (_rotate_wide_ if a.itemsize == 4 else _rotate_plain_)(a, d, e, y, log, wide, L)
-
-
-def _rotate_plain_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
-    rotate_(a, d, e, y, log, L)
-
-
-def _rotate_wide_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
-    a2, d2, y2, log2 = _four(wide, 3 * L)
+def _diagonalise_2x2_widened_(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> None:
     for i in range(3):
-        store(a2, i * L, widen(load(a, i * L)))
+        store(wide.a, i * L, widen(load(a, i * L)))
     for i in range(2):
-        store(y2, i * L, widen(load(y, i * L)))
-    rotate_(a2, d2, wide[12 * L :], y2, log2, L)
+        store(wide.y, i * L, widen(load(y, i * L)))
+    diagonalise_2x2_(wide.a, wide.d, wide.e, wide.y, wide.u, L)
     store(e, 0, broadcast(e.dtype.type(0)))
-    for rows, rows2 in ((d, d2), (y, y2), (log, log2)):
+    for rows, wide_rows in ((d, wide.d), (y, wide.y), (log, wide.u)):
         for i in range(2):
-            store(rows, i * L, narrow(load(rows2, i * L)))
+            store(rows, i * L, narrow(load(wide_rows, i * L)))
 
 
-@overload(rotate_exactly_, inline="never")
-def _rotate_exactly(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> Any:
-    return _rotate_wide_ if a.dtype == numba.float32 else _rotate_plain_
+@overload(diagonalise_2x2_in_float64_, inline="never")
+def _diagonalise_2x2_in_float64(a: Any, d: Any, e: Any, y: Any, log: Any, wide: Any, L: int) -> Any:
+    return _diagonalise_2x2_widened_ if a.dtype == numba.float32 else _diagonalise_2x2_as_it_is_
 
 
-@jit
-def _four(rest: Any, size: int) -> Any:
-    return rest[:size], rest[size : 2 * size], rest[2 * size : 3 * size], rest[3 * size : 4 * size]
-
-
-@overload(reduce_exactly_, inline="never")
-def _reduce_exactly(n: int, a: Any, free: Any, h: Any, d: Any, e: Any, y: Any, wide: Any, L: int) -> Any:
-    return _reduce_wide_ if a.dtype == numba.float32 else _reduce_plain_
+# Stage 2: eigenvalues ---------------------------------------------------------------------------------------------
 
 
 @jit
-def wide_length(n: int, L: int) -> int:
-    """Numbers of float64 scratch that `reduce_exactly_` and `rotate_exactly_` need."""
-    return max(13, n * (n + 1) // 2 + 6 * n) * L
-
-
-@jit
-def unreduce_(n: int, a: Any, h: Any, y: Any, L: int) -> None:
-    """y ← H y."""
-    zero = broadcast(a.dtype.type(0))
-    for k in range(n - 3, -1, -1):
-        projection = zero
-        for i in range(k + 1, n):
-            projection = fma(load(a, (i * (i + 1) // 2 + k) * L), load(y, i * L), projection)
-        projection = -(projection * load(h, k * L))
-        for i in range(k + 1, n):
-            store(y, i * L, fma(projection, load(a, (i * (i + 1) // 2 + k) * L), load(y, i * L)))
-
-
-@jit
-def ascends(n: int, d: Any, e: Any, L: int) -> Any:
+def small_end_first(n: int, d: Any, e: Any, L: int) -> Any:
     """Where T has its small end on top: sweeps run from the large end to the small one.
 
     The other way the shift gets lost among larger numbers, and with it the accuracy of small eigenvalues. As in LAPACK,
     the ends compared are those of what is coupled; an end that is noise beside the largest entry says nothing.
     """
     f = d.dtype.type
-    noise = broadcast(unit_roundoff(d))
+    limits = thresholds(d)
+    noise = broadcast(f(limits.roundoff))
     top, bottom = load(d, 0), load(d, 0)
     for i in range(n - 1):
         bottom = select(noise < absolute(load(e, i * L)), load(d, (i + 1) * L), bottom)
     for i in range(n - 2, -1, -1):
         top = select(noise < absolute(load(e, i * L)), load(d, i * L), top)
-    significant = broadcast(f(1e-6)) < absolute(bottom)
-    return significant & (absolute(top) * broadcast(f(4)) < absolute(bottom))
+    significant = broadcast(f(limits.end)) < absolute(bottom)
+    return significant & (absolute(top) * broadcast(f(limits.lopsided)) < absolute(bottom))
 
 
 @jit
 def reverse_(n: int, rows: Any, mask: Any, columns: int, L: int) -> None:
-    """Turn the order of n rows of so many columns round in the lanes of the mask."""
+    """Reverse the order of n rows of so many columns in the lanes of the mask."""
     for i in range(n // 2):
         for j in range(columns):
             here, there = (i * columns + j) * L, ((n - 1 - i) * columns + j) * L
@@ -252,96 +240,130 @@ def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int,
     """Λ = Rᵀ T R into d and y ← Rᵀ y. Each sweep's rotations go to `log`, its last row to `ends`.
 
     A sweep runs through the rows that some lane still works on. Each lane has its own shift, from the last 2 × 2 that
-    is coupled there; where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities.
-
-    An e is zero if it is below ε (d + d') for its neighbours on the diagonal, as in EISPACK, or below 4e-3 ε, where the
-    largest entry of a block is scaled into [1, 2): eigenvalues below 5e-10 of the largest are not told apart.
+    is coupled there: its corner.
     Returns the number of sweeps; where e is not all zero afterwards, `most` was not enough.
     """
-    f = d.dtype.type
-    zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
-    unit = unit_roundoff(d)
-    relative, least, always = broadcast(unit), broadcast(unit * f(4e-3)), broadcast(f(1e3))
-    # The square of a bulge that is gone: still normal, so that a larger one gives a rotation of full precision.
-    nothing = broadcast(f(1e-36) if d.itemsize == 4 else f(1e-300))
-    corner_off, corner_above, corner = zero, zero, zero
-    for i in range(n - 1):
-        off = load(e, i * L)
-        small = absolute(off) <= fma(load(d, i * L) + load(d, (i + 1) * L), relative, least)
-        store(e, i * L, select(small, zero, off))
-        corner_off = select(small, corner_off, off)
-        corner_above = select(small, corner_above, load(d, i * L))
-        corner = select(small, corner, load(d, (i + 1) * L))
+    zero = broadcast(d.dtype.type(0))
+    corner = decouple_(n, d, e, L)
     hi = n - 1
     sweeps = 0
     position = 0
     while hi > 0 and sweeps < most:
-        if every(load(e, (hi - 1) * L) == zero):
+        if all_lanes(load(e, (hi - 1) * L) == zero):
             hi -= 1
             continue
         ends[sweeps] = hi
         sweeps += 1
-        gap = half * (corner_above - corner)
-        square = corner_off * corner_off
-        root = sqrt(fma(gap, gap, square))
-        denominator = select(gap < zero, gap - root, gap + root)
-        shift = corner - square / select(corner_off == zero, one, denominator)
-        here, y_here = load(d, 0), load(y, 0)
-        g, c, s, p = here - shift, one, one, zero
-        above = zero
-        floor = least
-        corner_off, corner_above, corner = zero, zero, zero
-        for i in range(hi):
-            off = load(e, i * L)
-            bulge = s * off
-            b = c * off
-            square = bulge * bulge
-            identity = square <= nothing
-            square = fma(g, g, square)
-            inverse = reciprocal_sqrt(square)
-            c = select(identity, one, g * inverse)
-            s = select(identity, zero, bulge * inverse)
-            r = select(identity, g, square * inverse)
-            below = load(d, (i + 1) * L)
-            g = here - p
-            t = fma(below - g, s, c * (b + b))
-            p = s * t
-            diagonal = g + p
-            store(d, i * L, diagonal)
-            g = fma(c, t, -b)
-            if i > 0:
-                small = absolute(r) <= fma(above + diagonal, relative, floor)
-                store(e, (i - 1) * L, select(small, zero, r))
-                corner_off = select(small, corner_off, r)
-                corner_above = select(small, corner_above, above)
-                corner = select(small, corner, diagonal)
-            y_below = load(y, (i + 1) * L)
-            store(y, i * L, fma(c, y_here, s * y_below))
-            y_here = fma(c, y_below, -(s * y_here))
-            store(log, position, c)
-            store(log, position + L, s)
-            position += 2 * L
-            apart = off == zero
-            s = select(apart, one, s)
-            c = select(apart, one, c)
-            g = select(apart, below - shift, g)
-            p = select(apart, zero, p)
-            floor = select(apart, always, least)  # what was zero stays so
-            above = diagonal
-            here = below
-        diagonal = here - p
-        small = absolute(g) <= fma(above + diagonal, relative, floor)
-        store(e, (hi - 1) * L, select(small, zero, g))
-        corner_off = select(small, corner_off, g)
-        corner_above = select(small, corner_above, above)
-        corner = select(small, corner, diagonal)
-        store(d, hi * L, diagonal)
-        store(y, hi * L, y_here)
+        corner = sweep_(hi, wilkinson_shift(corner, d), d, e, y, log, position, L)
+        position += 2 * L * hi
     return sweeps
 
 
 @jit
-def undiagonalise_(y: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
+def decouple_(n: int, d: Any, e: Any, L: int) -> Any:
+    """Zero the e that are negligible; returns the corner."""
+    f = d.dtype.type
+    zero, floor = broadcast(f(0)), broadcast(f(thresholds(d).coupling))
+    corner = zero, zero, zero
+    for i in range(n - 1):
+        off, above, here = load(e, i * L), load(d, i * L), load(d, (i + 1) * L)
+        small = is_negligible(off, above, here, floor, d)
+        store(e, i * L, select(small, zero, off))
+        corner = coupled_corner(small, corner, off, above, here)
+    return corner
+
+
+@jit
+def is_negligible(off: Any, above: Any, here: Any, floor: Any, like: Any) -> Any:
+    """Whether an e is zero beside its neighbours on the diagonal: |e| ≤ ε (d + d') + floor."""
+    roundoff = broadcast(like.dtype.type(thresholds(like).roundoff))
+    return absolute(off) <= fma(above + here, roundoff, floor)
+
+
+@jit
+def coupled_corner(small: Any, corner: Any, off: Any, above: Any, here: Any) -> Any:
+    """The corner (e, d, d') so far, or the one that ends here where its e is not negligible."""
+    return select(small, corner[0], off), select(small, corner[1], above), select(small, corner[2], here)
+
+
+@jit
+def wilkinson_shift(corner: Any, like: Any) -> Any:
+    """The eigenvalue of the corner that is nearer to its last entry; that entry itself where nothing is coupled."""
+    f = like.dtype.type
+    zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
+    off, above, last = corner
+    gap = half * (above - last)
+    square = off * off
+    root = sqrt(fma(gap, gap, square))
+    denominator = select(gap < zero, gap - root, gap + root)
+    return last - square / select(off == zero, one, denominator)
+
+
+@jit
+def sweep_(hi: int, shift: Any, d: Any, e: Any, y: Any, log: Any, position: int, L: int) -> Any:
+    """One QR sweep through rows 0 … hi with this shift: a bulge is chased down; returns the corner afterwards.
+
+    Where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities.
+    """
+    f = d.dtype.type
+    zero, one = broadcast(f(0)), broadcast(f(1))
+    limits = thresholds(d)
+    least, everything = broadcast(f(limits.coupling)), broadcast(f(limits.everything))
+    nothing = broadcast(f(limits.bulge))
+    here, y_here = load(d, 0), load(y, 0)
+    g, c, s, p = here - shift, one, one, zero
+    above = zero
+    floor = least
+    corner = zero, zero, zero
+    for i in range(hi):
+        off = load(e, i * L)
+        bulge = s * off
+        b = c * off
+        square = bulge * bulge
+        identity = square <= nothing
+        square = fma(g, g, square)
+        inverse = reciprocal_sqrt(square)
+        c = select(identity, one, g * inverse)
+        s = select(identity, zero, bulge * inverse)
+        r = select(identity, g, square * inverse)
+        below = load(d, (i + 1) * L)
+        g = here - p
+        t = fma(below - g, s, c * (b + b))
+        p = s * t
+        diagonal = g + p
+        store(d, i * L, diagonal)
+        g = fma(c, t, -b)
+        if i > 0:
+            small = is_negligible(r, above, diagonal, floor, d)
+            store(e, (i - 1) * L, select(small, zero, r))
+            corner = coupled_corner(small, corner, r, above, diagonal)
+        y_below = load(y, (i + 1) * L)
+        store(y, i * L, fma(c, y_here, s * y_below))
+        y_here = fma(c, y_below, -(s * y_here))
+        store(log, position, c)
+        store(log, position + L, s)
+        position += 2 * L
+        apart = off == zero
+        s = select(apart, one, s)
+        c = select(apart, one, c)
+        g = select(apart, below - shift, g)
+        p = select(apart, zero, p)
+        floor = select(apart, everything, least)  # what was zero stays so
+        above = diagonal
+        here = below
+    diagonal = here - p
+    small = is_negligible(g, above, diagonal, floor, d)
+    store(e, (hi - 1) * L, select(small, zero, g))
+    store(d, hi * L, diagonal)
+    store(y, hi * L, y_here)
+    return coupled_corner(small, corner, g, above, diagonal)
+
+
+# Stage 4: back ----------------------------------------------------------------------------------------------------
+
+
+@jit
+def apply_rotations_(y: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
     """y ← R y."""
     position = 0
     for sweep in range(sweeps):
@@ -358,6 +380,19 @@ def undiagonalise_(y: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
 
 
 @jit
+def apply_reflections_(n: int, a: Any, h: Any, y: Any, L: int) -> None:
+    """y ← H y."""
+    zero = broadcast(a.dtype.type(0))
+    for k in range(n - 3, -1, -1):
+        projection = zero
+        for i in range(k + 1, n):
+            projection = fma(load(a, (i * (i + 1) // 2 + k) * L), load(y, i * L), projection)
+        projection = -(projection * load(h, k * L))
+        for i in range(k + 1, n):
+            store(y, i * L, fma(projection, load(a, (i * (i + 1) // 2 + k) * L), load(y, i * L)))
+
+
+@jit
 def four_columns(first: int, n: int, L: int) -> Any:
     """Where columns first … first + 3 of a row of n begin; past the last one, that one again."""
     last = n - 1
@@ -365,7 +400,7 @@ def four_columns(first: int, n: int, L: int) -> Any:
 
 
 @jit
-def rotations_(n: int, u: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
+def form_rotations_(n: int, u: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
     """U = R, n rows of n columns. Rows and columns that no later sweep has touched are still those of I: left out.
 
     Four columns at once share the rotations; between two rotations their common row stays in registers.
@@ -403,7 +438,7 @@ def rotations_(n: int, u: Any, log: Any, ends: Any, sweeps: int, L: int) -> None
 
 
 @jit
-def reflect_(n: int, a: Any, h: Any, u: Any, L: int) -> None:
+def reflect_basis_(n: int, a: Any, h: Any, u: Any, L: int) -> None:
     """U ← H U, n rows of n columns, four columns at once."""
     zero = broadcast(a.dtype.type(0))
     for k in range(n - 3, -1, -1):
@@ -423,9 +458,3 @@ def reflect_(n: int, a: Any, h: Any, u: Any, L: int) -> None:
                 store(u, row + j1, fma(p1, entry, u1))
                 store(u, row + j2, fma(p2, entry, u2))
                 store(u, row + j3, fma(p3, entry, u3))
-
-
-@jit
-def log_length(n: int, most: int, L: int) -> int:
-    """Numbers that the log of `most` sweeps takes."""
-    return max(1, most * (n - 1) * 2 * L)

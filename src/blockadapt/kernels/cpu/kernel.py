@@ -23,7 +23,7 @@ class NumbaKernel(Kernel):
     name = "numba"
 
     def __init__(self) -> None:
-        self._orders: dict[tuple[object, ...], Any] = {}
+        self._work_lists: dict[tuple[object, ...], Any] = {}
 
     def takes(self, batch: Batch) -> bool:
         """Blocks of up to 64 whose spectral function has a form for lanes, where Numba can be imported."""
@@ -32,17 +32,17 @@ class NumbaKernel(Kernel):
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> NumbaChange:
         """See `Kernel.prepare`."""
-        return NumbaChange([self._order(batch, alike) for alike in _work().alike(segments)])
+        return NumbaChange([self._work_list(batch, alike) for alike in _work().alike(segments)], segments)
 
-    def _order(self, batch: Batch, segments: Sequence[Segment]) -> tuple[Any, Sequence[Segment]]:
-        """The order that moves these segments, made ready; the one of an earlier step if they lie where they lay."""
+    def _work_list(self, batch: Batch, segments: Sequence[Segment]) -> Any:
+        """The work list of these segments, filled in; the one of an earlier step if they lie where they lay."""
         places = [segment.place for segment in segments]
         key = batch, places[0].keeps, segments[0].refresh
-        order = self._orders.get(key)
-        if order is None or not order.fits(places):
-            order = self._orders[key] = _work().Order(batch, places, segments[0].refresh)
-        order.fill_in_(segments)
-        return order, segments
+        work_list = self._work_lists.get(key)
+        if work_list is None or not work_list.fits(places):
+            work_list = self._work_lists[key] = _work().WorkList(batch, places, segments[0].refresh)
+        work_list.fill_in_(segments)
+        return work_list
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See `Kernel.decompose`: a refresh of a kept basis, in a step that changes no V and moves nothing."""
@@ -64,14 +64,18 @@ class NumbaKernel(Kernel):
 
 @dataclass(frozen=True)
 class NumbaChange:
-    """Orders that are ready to be carried out."""
+    """Work lists that are ready to be carried out. What a write needs of memory and threads is theirs already.
 
-    orders: list[tuple[Any, Sequence[Segment]]]
+    The segments are held for their gradients: a work list has only their addresses.
+    """
+
+    work_lists: list[Any]
+    segments: Sequence[Segment]
 
     def write_(self) -> None:
         """See `Change.write_`."""
-        for order, segments in self.orders:
-            _work().redo_(order.carry_out_(segments))
+        for work_list in self.work_lists:
+            work_list.carry_out_()
 
 
 @lru_cache(maxsize=1)

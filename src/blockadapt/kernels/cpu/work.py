@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batch, Coefficients, Place, Segment
-from blockadapt.kernels.cpu import step as tiles
+from blockadapt.kernels.contract import Batch, Place, Segment
+from blockadapt.kernels.cpu import thresholds
 from blockadapt.kernels.cpu.compilation import compiled
+from blockadapt.kernels.cpu.safety import OWNER, check_place, gradient_address, span_bytes
+from blockadapt.kernels.cpu.scratch import LINE, offsets
+from blockadapt.kernels.cpu.spectral import Form
+from blockadapt.kernels.cpu.step import worker
+from blockadapt.kernels.cpu.tables import ADDRESS, ENTRY, GRAD, TENSORS, TERMS, Entries, Extents
 from blockadapt.kernels.cpu.threads import run_on_threads
-from blockadapt.kernels.eigh import EighKernel
 from blockadapt.kernels.layout import TILE
-
-_STRIDED = ("x", "m", "second_moment", "largest")
-_TENSORS = (*_STRIDED, "basis", "eigenvalues")
-
+from blockadapt.spectrum import InverseRoot, SpectralFunction
+from blockadapt.validation import refusal
 
 _REALS = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -31,45 +33,54 @@ def alike(segments: Sequence[Segment]) -> list[list[Segment]]:
     """Segments that keep the same state and do the same thing: one call each, and almost always one in all."""
     together: dict[tuple[object, ...], list[Segment]] = {}
     for segment in segments:
-        together.setdefault((segment.place.keeps, segment.refresh), []).append(segment)
+        if segment.place.num_blocks:
+            together.setdefault((segment.place.keeps, segment.refresh), []).append(segment)
     return list(together.values())
 
 
-class Order:
+class WorkList:
     """The step of blocks that are alike: all that the threads read, kept from step to step.
 
     It holds the places weakly, so that their memory is free as soon as nobody else wants it.
     """
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool) -> None:
+        for place in places:
+            check_place(place, batch)
         real = _REALS[batch.dtype]
+        self._batch = batch
         self._places = [weakref.ref(place) for place in places]
-        self._worker = _worker(real)
-        self._table = np.array([_row(place) for place in places], dtype=np.int64)
-        self._coefficients = np.empty((len(places), tiles.TERMS), dtype=real)
+        self._reaches = [_reach(place) for place in places]
+        self._worker = worker_for(real, lanes_form(batch.function)).ctypes
+        self._tensors = np.array([_tensor_rows(place) for place in places], dtype=np.int64)
+        self._extents = np.array([_extents(place) for place in places], dtype=np.int64)
+        self._coefficients = np.empty((len(places), TERMS), dtype=real)
         # A basis lies in tiles, which begin with its segment.
         unit = 1 if places[0].basis is None else TILE
         self._starts = np.array(
             list(accumulate((-(-place.num_blocks // unit) * unit for place in places), initial=0)), dtype=np.int64
         )
-        self._failed = np.zeros(self._starts[-1], dtype=np.uint8)
         self._threads = 0
-        order = {
-            tiles.TICKET: 0,
-            tiles.FAILURES: 0,
-            tiles.SIZE: batch.n,
-            tiles.SEGMENTS: len(places),
-            tiles.TABLE_AT: self._table.ctypes.data,
-            tiles.COEFFICIENTS_AT: self._coefficients.ctypes.data,
-            tiles.STARTS_AT: self._starts.ctypes.data,
-            tiles.FAILED_AT: self._failed.ctypes.data,
-            tiles.CHUNKS: 0,
-            tiles.CHUNKS_AT: 0,
-            tiles.SWEEPS: tiles.MAX_SWEEPS * batch.n,
-            tiles.KEPT: not refresh,
-        }
-        self._order = np.array([order[entry] for entry in range(tiles.ORDER)], dtype=np.int64)
-        self._at = self._order.ctypes.data
+        sweeps = thresholds.MAX_SWEEPS * batch.n
+        entries = Entries(
+            ticket=0,
+            workers=0,
+            by_jacobi=0,
+            n=batch.n,
+            segments=len(places),
+            chunks=0,
+            sweeps=sweeps,
+            kept=not refresh,
+            scratch_bytes=offsets.py_func(batch.n, sweeps, self._coefficients.itemsize).end,
+            tensors_at=self._tensors.ctypes.data,
+            extents_at=self._extents.ctypes.data,
+            coefficients_at=self._coefficients.ctypes.data,
+            starts_at=self._starts.ctypes.data,
+            chunks_at=0,
+            scratch_at=0,
+        )
+        self._entries = np.array(entries, dtype=np.int64)
+        self._at = self._entries.ctypes.data
 
     def fits(self, places: Sequence[Place]) -> bool:
         """Whether it was made for these places."""
@@ -79,27 +90,38 @@ class Order:
 
     def fill_in_(self, segments: Sequence[Segment]) -> None:
         """What each step brings anew; nothing is left then that could raise."""
-        size = self._coefficients.itemsize
-        self._table[:, tiles.GRAD] = [segment.grad.data_ptr() + size * segment.place.offset for segment in segments]
+        dtype = self._batch.dtype
+        self._tensors[:, GRAD, ADDRESS] = [
+            gradient_address(segment.place, segment.grad, dtype, reach)
+            for segment, reach in zip(segments, self._reaches, strict=True)
+        ]
         coefficients = segments[0].coefficients
         one = all(segment.coefficients is coefficients for segment in segments)
         self._coefficients[:] = coefficients.terms if one else [segment.coefficients.terms for segment in segments]
         threads = torch.get_num_threads()
         if threads != self._threads:
-            self._threads = threads
-            self._chunks = _chunks(-(-len(self._failed) // TILE), threads, least=4 if segments[0].place.n > 1 else 512)
-            self._order[tiles.CHUNKS] = len(self._chunks) - 1
-            self._order[tiles.CHUNKS_AT] = self._chunks.ctypes.data
-        self._order[tiles.TICKET] = self._order[tiles.FAILURES] = 0
+            self._share_out_(threads)
+        self._entries[[ENTRY.ticket, ENTRY.workers, ENTRY.by_jacobi]] = 0
 
-    def carry_out_(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Take the step; returns the blocks that did not converge, one segment each."""
-        run_on_threads(self._worker, self._at, min(self._threads, len(self._chunks) - 1))
-        if not self._order[tiles.FAILURES]:
-            return []
-        numbers = self._failed.nonzero()[0]
-        self._failed[:] = 0
-        return [_block(segments, self._starts, int(number)) for number in numbers]
+    def _share_out_(self, threads: int) -> None:
+        """Cut the tiles into chunks, and give each of so many threads its scratch."""
+        tiles = -(-int(self._starts[-1]) // TILE)
+        chunks = _chunks(tiles, threads, least=4 if self._batch.n > 1 else 512)
+        workers = min(threads, len(chunks) - 1)
+        scratch = np.empty(workers * int(self._entries[ENTRY.scratch_bytes]) + LINE, dtype=np.uint8)
+        self._entries[ENTRY.chunks] = len(chunks) - 1
+        self._entries[ENTRY.chunks_at] = chunks.ctypes.data
+        self._entries[ENTRY.scratch_at] = scratch.ctypes.data + -scratch.ctypes.data % LINE
+        self._threads, self._workers, self._chunks, self._scratch = threads, workers, chunks, scratch
+
+    def carry_out_(self) -> None:
+        """Take the step."""
+        run_on_threads(self._worker, self._at, self._workers)
+
+    @property
+    def by_jacobi(self) -> int:
+        """How many blocks the last step solved by Jacobi's method."""
+        return int(self._entries[ENTRY.by_jacobi])
 
 
 def _chunks(tiles: int, threads: int, least: int) -> np.ndarray:
@@ -113,78 +135,50 @@ def _chunks(tiles: int, threads: int, least: int) -> np.ndarray:
     return np.array(starts, dtype=np.int64)
 
 
-@lru_cache(maxsize=2)
-def _worker(real: Any) -> Any:
-    """The compiled function that a thread runs."""
-    return compiled(tiles.worker(real), real.__name__).ctypes
+def _tensor_rows(place: Place) -> list[tuple[int, ...]]:
+    """Where each of `TENSORS` lies. The gradient lies as x does, and its address is filled in later."""
+
+    def row(tensor: Tensor | None) -> tuple[int, ...]:
+        if tensor is None:
+            return 0, 0, 0, 0
+        return (tensor.data_ptr(), *(stride * tensor.itemsize for stride in tensor.stride()))
+
+    return [row(place.x if name == "grad" else getattr(place, name)) for name in TENSORS]
 
 
-def _row(place: Place) -> list[int]:
-    """A row of the segment table, in the order of its columns. Where the gradient lies is filled in later."""
-    size = place.x.element_size()
-
-    def strided(tensor: Tensor | None) -> tuple[int, ...]:
-        return (tensor.data_ptr(), *(stride * size for stride in tensor.stride())) if tensor is not None else (0,) * 4
-
-    def tiled(tensor: Tensor | None) -> int:
-        return 0 if tensor is None else tensor.data_ptr()
-
-    return [
-        *strided(place.x),
-        *strided(place.x),
-        *strided(place.m),
-        *strided(place.second_moment),
-        *strided(place.largest),
-        tiled(place.basis),
-        tiled(place.eigenvalues),
-        *place.x.shape[1:],
-        place.num_blocks,
-    ]
+def _extents(place: Place) -> Extents:
+    _, minors, length = place.x.shape
+    return Extents(minors, length, place.num_blocks)
 
 
-def _block(segments: Sequence[Segment], starts: np.ndarray, number: int) -> Segment:
-    """The segment that holds one block only."""
-    index = int(np.searchsorted(starts, number, side="right")) - 1
-    segment, within = segments[index], number - int(starts[index])
-    major, minor = divmod(within, segment.place.x.shape[1])
-    tile, lane = divmod(within, TILE)
-
-    def strided(tensor: Tensor) -> Tensor:
-        return tensor[major : major + 1, minor : minor + 1]
-
-    def tiled(tensor: Tensor) -> Tensor:
-        return tensor[tile : tile + 1, :, lane : lane + 1]
-
-    views: dict[str, Any] = {
-        name: strided(tensor) if name in _STRIDED else tiled(tensor)
-        for name in _TENSORS
-        if (tensor := getattr(segment.place, name)) is not None
-    }
-    offset = segment.place.offset + major * segment.place.x.stride(0) + minor * segment.place.x.stride(1)
-    return segment._replace(place=replace(segment.place, **views, offset=offset))
+def _reach(place: Place) -> int:
+    """Bytes from a gradient's first element to the end of the place's part of it."""
+    return place.offset * place.x.itemsize + span_bytes(place.x)
 
 
-def redo_(segments: Sequence[Segment]) -> None:
-    """Solve single blocks in float64 by `eigh`. Their moments are updated and their x is shrunk already.
+# What threads run -------------------------------------------------------------------------------------------------
 
-    Without m the gradient is formed again; no x has then been shrunk, for decay is either coupled or decoupled.
+
+def lanes_form(function: SpectralFunction) -> Callable[..., Any] | None:
+    """A function's form for lanes, as a plain function; None for `InverseRoot`, which is built in."""
+    form = None if type(function) is InverseRoot else function.lanes
+    plain: Callable[..., Any] | None = getattr(form, "__func__", form)  # one written as a method has been bound
+    return plain
+
+
+@lru_cache(maxsize=64)
+def worker_for(real: Any, form: Callable[..., Any] | None) -> Any:
+    """The compiled function that a thread runs, in its attribute `ctypes`.
+
+    With a form of the user's it is compiled in memory, anew in each process: it is not kept on disk.
+
+    Raises:
+        ValueError: The form does not compile.
     """
-    again = []
-    for place, grad, _, (descent, first, second, spectrum) in segments:
-        tensors: dict[str, Any] = {
-            name: tensor.double().contiguous() for name in _TENSORS if (tensor := getattr(place, name)) is not None
-        }
-        coefficients = Coefficients(
-            descent._replace(shrink=1.0),
-            first._replace(beta=0.0 if place.m is None else 1.0),
-            second._replace(decay=1.0, weight=0.0),
-            spectrum,
-        )
-        whole = place.part(grad).double().contiguous()
-        again.append(Segment(replace(place, **tensors, offset=0), whole, True, coefficients))
-    if again:
-        EighKernel().prepare(again[0].place.batch, again).write_()
-    for segment, solved in zip(segments, again, strict=True):
-        for name in _TENSORS:
-            if (tensor := getattr(segment.place, name)) is not None:
-                tensor.copy_(getattr(solved.place, name))
+    if form is None:
+        return compiled(worker(real), real.__name__)
+    try:
+        return numba.cfunc("void(voidptr)", error_model="numpy")(worker(real, Form(form)))
+    except numba.core.errors.NumbaError as error:
+        rule = "a function of (eigenvalue, lr, damping) in the vocabulary of `blockadapt.kernels.cpu.simd`"
+        raise ValueError(refusal(OWNER, "lanes", rule, form)) from error

@@ -10,8 +10,8 @@ import numba
 import numpy as np
 import pytest
 
-from blockadapt.kernels.cpu import lanes
-from blockadapt.kernels.cpu.lanes import LANES, TURN
+from blockadapt.kernels.cpu import simd
+from blockadapt.kernels.cpu.simd import LANES, SQUARE
 
 REALS = [np.float32, np.float64]
 each_real = pytest.mark.parametrize("real", REALS, ids=["float32", "float64"])
@@ -56,55 +56,55 @@ def rows(real: Any, count: int, seed: int = 0, among: Array | None = None) -> li
 @each_real
 def test_a_row_has_32_lanes_of_either_type(real: Any) -> None:
     assert LANES == 32
-    assert lanes.broadcast(real(0)).size == 32
+    assert simd.broadcast(real(0)).size == 32
 
 
 # ----------------------------------------------------------------------------------------------------------- arithmetic
 
 # A function of two rows, written with the lane functions, and the truth in NumPy.
-load, store = lanes.load, lanes.store
+load, store = simd.load, simd.store
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[[Array, Array], Array]]] = {
     "add": (lambda out, a, b: store(out, 0, load(a, 0) + load(b, 0)), lambda a, b: a + b),
     "sub": (lambda out, a, b: store(out, 0, load(a, 0) - load(b, 0)), lambda a, b: a - b),
     "mul": (lambda out, a, b: store(out, 0, load(a, 0) * load(b, 0)), lambda a, b: a * b),
     "div": (lambda out, a, b: store(out, 0, load(a, 0) / load(b, 0)), lambda a, b: a / b),
     "neg": (lambda out, a, b: store(out, 0, -load(a, 0)), lambda a, b: -a),
-    "absolute": (lambda out, a, b: store(out, 0, lanes.absolute(load(a, 0))), lambda a, b: np.abs(a)),
-    "sqrt": (lambda out, a, b: store(out, 0, lanes.sqrt(load(a, 0))), lambda a, b: np.sqrt(a)),
+    "absolute": (lambda out, a, b: store(out, 0, simd.absolute(load(a, 0))), lambda a, b: np.abs(a)),
+    "sqrt": (lambda out, a, b: store(out, 0, simd.sqrt(load(a, 0))), lambda a, b: np.sqrt(a)),
     "maximum": (
-        lambda out, a, b: store(out, 0, lanes.maximum(load(a, 0), load(b, 0))),
+        lambda out, a, b: store(out, 0, simd.maximum(load(a, 0), load(b, 0))),
         lambda a, b: np.where(np.isnan(a) | np.isnan(b), b, np.fmax(a, b)),
     ),
     "minimum": (
-        lambda out, a, b: store(out, 0, lanes.minimum(load(a, 0), load(b, 0))),
+        lambda out, a, b: store(out, 0, simd.minimum(load(a, 0), load(b, 0))),
         lambda a, b: np.where(np.isnan(a) | np.isnan(b), b, np.fmin(a, b)),
     ),
     "select <": (
-        lambda out, a, b: store(out, 0, lanes.select(load(a, 0) < load(b, 0), load(a, 0), load(b, 0))),
+        lambda out, a, b: store(out, 0, simd.select(load(a, 0) < load(b, 0), load(a, 0), load(b, 0))),
         lambda a, b: np.where(a < b, a, b),
     ),
     "select <=": (
-        lambda out, a, b: store(out, 0, lanes.select(load(a, 0) <= load(b, 0), load(a, 0), -load(a, 0))),
+        lambda out, a, b: store(out, 0, simd.select(load(a, 0) <= load(b, 0), load(a, 0), -load(a, 0))),
         lambda a, b: np.where(a <= b, a, -a),
     ),
     "select ==": (
-        lambda out, a, b: store(out, 0, lanes.select(load(a, 0) == load(b, 0), load(a, 0), -load(b, 0))),
+        lambda out, a, b: store(out, 0, simd.select(load(a, 0) == load(b, 0), load(a, 0), -load(b, 0))),
         lambda a, b: np.where(a == b, a, -b),
     ),
     "and": (
         lambda out, a, b: store(
-            out, 0, lanes.select((load(a, 0) < load(b, 0)) & (-load(a, 0) < load(b, 0)), load(a, 0), load(b, 0))
+            out, 0, simd.select((load(a, 0) < load(b, 0)) & (-load(a, 0) < load(b, 0)), load(a, 0), load(b, 0))
         ),
         lambda a, b: np.where((a < b) & (-a < b), a, b),
     ),
     "or": (
         lambda out, a, b: store(
-            out, 0, lanes.select((load(a, 0) < load(b, 0)) | (-load(a, 0) < load(b, 0)), load(a, 0), load(b, 0))
+            out, 0, simd.select((load(a, 0) < load(b, 0)) | (-load(a, 0) < load(b, 0)), load(a, 0), load(b, 0))
         ),
         lambda a, b: np.where((a < b) | (-a < b), a, b),
     ),
     "invert": (
-        lambda out, a, b: store(out, 0, lanes.select(~(load(a, 0) < load(b, 0)), load(a, 0), load(b, 0))),
+        lambda out, a, b: store(out, 0, simd.select(~(load(a, 0) < load(b, 0)), load(a, 0), load(b, 0))),
         lambda a, b: np.where(~(a < b), a, b),
     ),
 }
@@ -123,10 +123,30 @@ def test_lane_operations_are_numpys_bit_for_bit(name: str, real: Any) -> None:
             np.testing.assert_array_equal(out, truth(a, b))
 
 
+NUMBERS: dict[str, tuple[Callable[..., Any], Callable[[Array], Array]]] = {
+    "2.5 +": (lambda out, a: store(out, 0, 2.5 + load(a, 0)), lambda a: 2.5 + a),
+    "− 3": (lambda out, a: store(out, 0, load(a, 0) - 3), lambda a: a - 3),
+    "0.1 ·": (lambda out, a: store(out, 0, 0.1 * load(a, 0)), lambda a: 0.1 * a),
+    "1 /": (lambda out, a: store(out, 0, 1 / load(a, 0)), lambda a: 1 / a),
+    "/ 7": (lambda out, a: store(out, 0, load(a, 0) / 7), lambda a: a / 7),
+}
+
+
+@each_real
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_beside_a_row_counts_as_one_of_its_type(name: str, real: Any) -> None:
+    function, truth = NUMBERS[name]
+    for run in both(function):
+        (a,) = rows(real, 1)
+        out = np.empty_like(a)
+        run(out, a)
+        np.testing.assert_array_equal(out, truth(a))
+
+
 @each_real
 def test_fma_rounds_once_where_compiled_and_twice_at_most(real: Any) -> None:
     def fused(out: Any, a: Any, b: Any, c: Any) -> None:
-        store(out, 0, lanes.fma(load(a, 0), load(b, 0), load(c, 0)))
+        store(out, 0, simd.fma(load(a, 0), load(b, 0), load(c, 0)))
 
     rng = np.random.default_rng(0)
     L = LANES
@@ -147,7 +167,7 @@ def test_fma_rounds_once_where_compiled_and_twice_at_most(real: Any) -> None:
 @each_real
 def test_reciprocal_sqrt_is_within_two_units_in_the_last_place(real: Any) -> None:
     def inverse_root(out: Any, a: Any) -> None:
-        store(out, 0, lanes.reciprocal_sqrt(load(a, 0)))
+        store(out, 0, simd.reciprocal_sqrt(load(a, 0)))
 
     rng = np.random.default_rng(0)
     info = np.finfo(real)
@@ -165,7 +185,7 @@ def test_reciprocal_sqrt_is_within_two_units_in_the_last_place(real: Any) -> Non
 @each_real
 def test_power_of_two_is_the_largest_at_most_x(real: Any) -> None:
     def power(out: Any, a: Any) -> None:
-        store(out, 0, lanes.power_of_two(load(a, 0)))
+        store(out, 0, simd.power_of_two(load(a, 0)))
 
     info = np.finfo(real)
     edges = [info.tiny, info.max, 1.0, np.nextafter(real(1), real(0)), 2.0, np.nextafter(real(2), real(3)), 3.0, 4.0]
@@ -181,11 +201,11 @@ def test_power_of_two_is_the_largest_at_most_x(real: Any) -> None:
 
 
 def wide(out: Any, a: Any) -> None:
-    store(out, 0, lanes.widen(load(a, 0)))
+    store(out, 0, simd.widen(load(a, 0)))
 
 
 def narrow(out: Any, a: Any) -> None:
-    store(out, 0, lanes.narrow(load(a, 0)))
+    store(out, 0, simd.narrow(load(a, 0)))
 
 
 def test_widen_is_exact_and_narrow_undoes_it() -> None:
@@ -210,7 +230,7 @@ def test_narrow_rounds_to_nearest() -> None:
 
 def test_prefetch_takes_any_address_and_changes_nothing() -> None:
     def ask(address: int) -> int:
-        lanes.prefetch(address)
+        simd.prefetch(address)
         return address
 
     memory = np.arange(64.0)
@@ -223,7 +243,7 @@ def test_prefetch_takes_any_address_and_changes_nothing() -> None:
 @each_real
 def test_broadcast_fills_every_lane(real: Any) -> None:
     def fill(out: Any, a: Any) -> None:
-        store(out, 0, lanes.broadcast(a[0]))
+        store(out, 0, simd.broadcast(a[0]))
 
     for run in both(fill):
         for value in special(real):
@@ -233,9 +253,9 @@ def test_broadcast_fills_every_lane(real: Any) -> None:
 
 
 @each_real
-def test_every_is_true_only_if_all_lanes_are(real: Any) -> None:
+def test_all_lanes_is_true_only_if_all_are(real: Any) -> None:
     def all_below(a: Any, b: Any) -> bool:
-        return lanes.every(load(a, 0) < load(b, 0))
+        return simd.all_lanes(load(a, 0) < load(b, 0))
 
     L = LANES
     for run in both(all_below):
@@ -287,10 +307,10 @@ def seen(memory: Array, addresses: Array, entry: int, entries: int) -> Array:
 @each_real
 def test_gather_reads_and_scatter_writes_one_number_a_lane(real: Any) -> None:
     def get(out: Any, addresses: Any, offset: int) -> None:
-        store(out, 0, lanes.gather(addresses, offset, out))
+        store(out, 0, simd.gather(addresses, offset, out))
 
     def put(a: Any, addresses: Any, offset: int) -> None:
-        lanes.scatter(addresses, offset, load(a, 0))
+        simd.scatter(addresses, offset, load(a, 0))
 
     for read, write in zip(both(get), both(put), strict=True):
         for entry in (0, 2):
@@ -309,7 +329,7 @@ def test_gather_reads_and_scatter_writes_one_number_a_lane(real: Any) -> None:
 @each_real
 def test_load_row_and_store_row_move_what_lies_side_by_side(real: Any) -> None:
     def move(like: Any, source: int, target: int) -> None:
-        lanes.store_row(target, lanes.load_row(source, like))
+        simd.store_row(target, simd.load_row(source, like))
 
     L = LANES
     for run in both(move):
@@ -323,51 +343,51 @@ def test_load_row_and_store_row_move_what_lies_side_by_side(real: Any) -> None:
 
 
 def inwards(addresses: Any, offset: int, array: Any, start: int) -> None:
-    lanes.turn_in(addresses, offset, array, start)
+    simd.transpose_in(addresses, offset, array, start)
 
 
 def outwards(addresses: Any, offset: int, array: Any, start: int) -> None:
-    lanes.turn_out(addresses, offset, array, start)
+    simd.transpose_out(addresses, offset, array, start)
 
 
 @each_real
 @pytest.mark.parametrize(("offset", "start"), [(0, 0), (3, 0), (0, 5), (2, 64)])
 def test_turn_in_transposes_and_turn_out_undoes_it(real: Any, offset: int, start: int) -> None:
     entries = 20
-    for turn_in, turn_out in zip(both(inwards), both(outwards), strict=True):
+    for transpose_in, transpose_out in zip(both(inwards), both(outwards), strict=True):
         memory, addresses = shuffled(real, entries)
         L = addresses.size
-        array = np.zeros(TURN * L + 80, real)
-        turn_in(addresses, offset * memory.itemsize, array, start)
+        array = np.zeros(SQUARE * L + 80, real)
+        transpose_in(addresses, offset * memory.itemsize, array, start)
         expected = np.zeros_like(array)
-        for entry in range(TURN):
+        for entry in range(SQUARE):
             row = memory[seen(memory, addresses, offset + entry, entries)]
             expected[start + entry * L : start + (entry + 1) * L] = row
         np.testing.assert_array_equal(array, expected)
 
         before = memory.copy()
-        touched = np.concatenate([seen(memory, addresses, offset + entry, entries) for entry in range(TURN)])
+        touched = np.concatenate([seen(memory, addresses, offset + entry, entries) for entry in range(SQUARE)])
         memory[touched] = np.nan
-        turn_out(addresses, offset * memory.itemsize, array, start)
+        transpose_out(addresses, offset * memory.itemsize, array, start)
         np.testing.assert_array_equal(memory, before)
 
 
 def few_inwards(addresses: Any, count: int, array: Any) -> None:
-    lanes.turn_few_in(addresses, count, array)
+    simd.transpose_few_in(addresses, count, array)
 
 
 def few_outwards(addresses: Any, count: int, array: Any) -> None:
-    lanes.turn_few_out(addresses, count, array)
+    simd.transpose_few_out(addresses, count, array)
 
 
 @each_real
 @pytest.mark.parametrize("count", [1, 2, 7, 10, 15])
-def test_turning_few_entries_touches_nothing_past_them(real: Any, count: int) -> None:
-    for turn_in, turn_out in zip(both(few_inwards), both(few_outwards), strict=True):
+def test_transposing_few_entries_touches_nothing_past_them(real: Any, count: int) -> None:
+    for transpose_in, transpose_out in zip(both(few_inwards), both(few_outwards), strict=True):
         memory, addresses = shuffled(real, count)
         L = addresses.size
-        array = np.full(TURN * L, np.nan, real)
-        turn_in(addresses, count, array)
+        array = np.full(SQUARE * L, np.nan, real)
+        transpose_in(addresses, count, array)
         expected = np.full_like(array, np.nan)
         for entry in range(count):
             expected[entry * L : (entry + 1) * L] = memory[seen(memory, addresses, entry, count)]
@@ -376,39 +396,39 @@ def test_turning_few_entries_touches_nothing_past_them(real: Any, count: int) ->
         before = memory.copy()
         touched = np.concatenate([seen(memory, addresses, entry, count) for entry in range(count)])
         memory[touched] = np.nan
-        turn_out(addresses, count, array)
+        transpose_out(addresses, count, array)
         np.testing.assert_array_equal(memory, before)
 
 
 def onto(addresses: Any, offset: int, count: int, array: Any, scales: Any) -> None:
-    lanes.turn_onto(addresses, offset, count, array, scales)
+    simd.transpose_onto(addresses, offset, count, array, scales)
 
 
 @each_real
 @pytest.mark.parametrize("offset", [0, 3])
 @pytest.mark.parametrize("count", [1, 7, 15, 16])
-def test_turning_onto_memory_scales_it_adds_and_touches_nothing_else(real: Any, offset: int, count: int) -> None:
+def test_transposing_onto_memory_scales_it_adds_and_touches_nothing_else(real: Any, offset: int, count: int) -> None:
     entries = offset + count
-    for turn_onto in both(onto):
+    for transpose_onto in both(onto):
         memory, addresses = shuffled(real, entries)
         before, L = memory.astype(np.longdouble), addresses.size
         rng = np.random.default_rng(count)
-        array, scales = rng.standard_normal(TURN * L).astype(real), rng.standard_normal(L).astype(real)
+        array, scales = rng.standard_normal(SQUARE * L).astype(real), rng.standard_normal(L).astype(real)
         expected, sizes = before.copy(), np.zeros_like(before)
         for entry in range(count):
             at, row = seen(memory, addresses, offset + entry, entries), array[entry * L : (entry + 1) * L]
             expected[at] = scales * before[at] + row
             sizes[at] = np.abs(scales * before[at]) + np.abs(row)
-        turn_onto(addresses, offset * memory.itemsize, count, array, scales)
+        transpose_onto(addresses, offset * memory.itemsize, count, array, scales)
         assert (np.abs(memory - expected) <= np.finfo(real).eps * sizes).all()
 
 
 def load_some(out: Any, address: int, first: int, last: int, others: Any) -> None:
-    store(out, 0, lanes.load_part(address, first, last, load(others, 0)))
+    store(out, 0, simd.load_part(address, first, last, load(others, 0)))
 
 
 def store_some(address: int, first: int, last: int, a: Any) -> None:
-    lanes.store_part(address, first, last, load(a, 0))
+    simd.store_part(address, first, last, load(a, 0))
 
 
 @each_real
@@ -427,7 +447,7 @@ def test_a_part_of_a_row_touches_only_its_lanes(real: Any, first: int, last: int
 
 
 def fill_rows(address: int, rows: int, like: Any) -> None:
-    lanes.rows_at(address, rows, like)[:] = like[0]
+    simd.rows_at(address, rows, like)[:] = like[0]
 
 
 @each_real
@@ -443,7 +463,7 @@ def test_rows_at_an_address_are_the_memory_there(real: Any) -> None:
 
 def draw(tickets: Any, index: int, seen: Any, count: int) -> None:
     for _ in range(count):
-        ticket = lanes.take_ticket(tickets, index)
+        ticket = simd.take_ticket(tickets, index)
         seen[ticket] += 1
 
 
@@ -477,7 +497,7 @@ def test_take_ticket_gives_each_ticket_to_one_thread_only() -> None:
 
 def test_pointer_turns_an_address_into_what_carray_takes() -> None:
     def total(address: int) -> float:
-        return numba.carray(lanes.pointer(address), (4,), np.float64).sum()  # type: ignore[no-any-return]
+        return numba.carray(simd.pointer(address), (4,), np.float64).sum()  # type: ignore[no-any-return]
 
     values = np.array([1.0, 2.0, 3.0, 4.0])
     for run in both(total):

@@ -1,0 +1,201 @@
+"""Where the blocks of a tile lie, and the way of their numbers into rows of lanes and back.
+
+Where a block lies is an address and byte strides, from the tables of the work list. x, the gradient and m have any
+strides. V and Σ̂ have their numbers side by side in each block, and are transposed. What is kept between refreshes lies
+in tiles already, and a segment that keeps a basis begins a tile of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blockadapt.kernels.cpu.jit import jit
+from blockadapt.kernels.cpu.scratch import LINE
+from blockadapt.kernels.cpu.simd import (
+    LANES,
+    SQUARE,
+    broadcast,
+    gather,
+    load,
+    load_part,
+    load_row,
+    prefetch,
+    rows_at,
+    scatter,
+    store,
+    store_part,
+    store_row,
+    transpose_few_in,
+    transpose_few_out,
+    transpose_in,
+    transpose_out,
+)
+from blockadapt.kernels.cpu.tables import (
+    ADDRESS,
+    BASIS,
+    COORDINATES,
+    EIGENVALUES,
+    ELEMENT,
+    EXTENT,
+    GRAD,
+    MAJOR,
+    MINOR,
+    STRIDED,
+    M,
+    X,
+)
+
+
+@jit
+def locate(tables: Any, block: int, lie: Any) -> tuple[int, int]:
+    """Addresses of each lane's block, from `block` on; a lane past its segment's end gets a block of zeros.
+
+    Returns how many lanes are contiguous in memory, and then the rest are too: all of them, or those up to the end of
+    a line, or 0 if there is no such order. And for how many tiles from here on `move_on_` finds the next addresses.
+    """
+    tensors, extents, starts = tables.tensors, tables.extents, tables.starts
+    segment = np.searchsorted(starts, block, side="right") - 1
+    within, minors = block - starts[segment], extents[segment, EXTENT.minors]
+    major = within // minors
+    minor = within - major * minors
+    if minor + LANES <= minors:  # a tile within one line of one segment: almost all are
+        for role in range(STRIDED):
+            stride = tensors[segment, role, MINOR]
+            address = tensors[segment, role, ADDRESS] + major * tensors[segment, role, MAJOR] + minor * stride
+            for lane in range(LANES):
+                lie.where[role, lane] = address
+                address += stride
+        for lane in range(LANES):
+            lie.lengths[lane] = extents[segment, EXTENT.length]
+            lie.owners[lane] = segment
+            for role in range(COORDINATES):
+                lie.steps[role, lane] = tensors[segment, role, ELEMENT]
+        return LANES if is_dense(tensors, segment, lie.blank.itemsize) else 0, (minors - minor) // LANES
+    contiguous, pieces = 0, 1
+    for lane in range(LANES):
+        inside = block + lane < starts[segment] + extents[segment, EXTENT.blocks]
+        if lane > 0 and ((inside and minor == 0) or inside != (lie.lengths[lane - 1] > 0)):
+            contiguous, pieces = lane, pieces + 1
+        if not is_dense(tensors, segment, lie.blank.itemsize):
+            pieces = LANES
+        for role in range(STRIDED):
+            address = tensors[segment, role, ADDRESS]
+            address += major * tensors[segment, role, MAJOR] + minor * tensors[segment, role, MINOR]
+            lie.where[role, lane] = address if inside else lie.blank.ctypes.data
+        for role in range(COORDINATES):
+            lie.steps[role, lane] = tensors[segment, role, ELEMENT]
+        lie.lengths[lane] = extents[segment, EXTENT.length] if inside else 0
+        lie.owners[lane] = segment
+        minor += 1
+        if minor == extents[segment, EXTENT.minors]:
+            minor = 0
+            major += 1
+        if block + lane + 1 == starts[segment + 1] and segment + 2 < starts.size:
+            segment += 1
+            major = minor = 0
+    return contiguous if pieces == 2 else 0, 1
+
+
+@jit
+def is_dense(tensors: Any, segment: int, size: int) -> bool:
+    """Whether neighbours on the minor axis are neighbours in memory, in x, grad and m."""
+    dense = tensors[segment, X, MINOR] == size and tensors[segment, GRAD, MINOR] == size
+    return bool(dense and (tensors[segment, M, ADDRESS] == 0 or tensors[segment, M, MINOR] == size))
+
+
+@jit
+def move_on_(tables: Any, lie: Any) -> None:
+    """The addresses of the next tile on the same line."""
+    for role in range(STRIDED):
+        stride = LANES * tables.tensors[lie.owners[0], role, MINOR]
+        for lane in range(LANES):
+            lie.where[role, lane] += stride
+
+
+@jit
+def kept_tile(n: int, tables: Any, tile: int, lie: Any, like: Any) -> Any:
+    """U [n·n rows] and Λ [n rows] that are kept for this tile. Where nothing is kept they are not to be touched."""
+    segment = lie.owners[0]
+    within, size = tile - tables.starts[segment] // LANES, LANES * like.itemsize
+    basis = rows_at(tables.tensors[segment, BASIS, ADDRESS] + within * n * n * size, n * n, like)
+    eigenvalues = rows_at(tables.tensors[segment, EIGENVALUES, ADDRESS] + within * n * size, n, like)
+    return basis, eigenvalues
+
+
+@jit
+def fetch_(n: int, rows: Any, role: int, lie: Any, contiguous: int) -> None:
+    """Coordinates of each lane's block into n rows; missing ones are zero."""
+    where, steps, lengths, spare, L = lie.where[role], lie.steps[role], lie.lengths, lie.spare, LANES
+    zero = broadcast(rows.dtype.type(0))
+    for i in range(n):
+        if contiguous == L:
+            store(rows, i * L, load_row(where[0] + i * steps[0], rows) if i < lengths[0] else zero)
+        elif contiguous > 0:
+            row = zero
+            if i < lengths[0]:
+                row = load_part(where[0] + i * steps[0], 0, contiguous, row)
+            if i < lengths[contiguous]:
+                start = where[contiguous] + i * steps[contiguous] - contiguous * rows.itemsize
+                row = load_part(start, contiguous, L, row)
+            store(rows, i * L, row)
+        else:
+            for lane in range(L):
+                inside = i < lengths[lane]
+                nowhere = rows.ctypes.data + i * L * rows.itemsize  # the row itself, zero until it is filled
+                spare[lane] = where[lane] + i * steps[lane] if inside else nowhere
+            store(rows, i * L, zero)
+            store(rows, i * L, gather(spare, 0, rows))
+
+
+@jit
+def put_(n: int, rows: Any, role: int, lie: Any, contiguous: int) -> None:
+    """The inverse of `fetch_`; missing coordinates are dropped."""
+    where, steps, lengths, spare, L = lie.where[role], lie.steps[role], lie.lengths, lie.spare, LANES
+    for i in range(n):
+        if contiguous == L:
+            if i < lengths[0]:
+                store_row(where[0] + i * steps[0], load(rows, i * L))
+        elif contiguous > 0:
+            row = load(rows, i * L)
+            if i < lengths[0]:
+                store_part(where[0] + i * steps[0], 0, contiguous, row)
+            if i < lengths[contiguous]:
+                start = where[contiguous] + i * steps[contiguous] - contiguous * rows.itemsize
+                store_part(start, contiguous, L, row)
+        else:
+            for lane in range(L):
+                inside = i < lengths[lane]
+                spare[lane] = where[lane] + i * steps[lane] if inside else spare[L:].ctypes.data
+            scatter(spare, 0, load(rows, i * L))
+
+
+@jit
+def to_lanes_(addresses: Any, count: int, rows: Any, L: int) -> None:
+    """`count` consecutive numbers of each lane into as many rows. The last square of 16 overlaps the one before."""
+    if count < SQUARE:
+        transpose_few_in(addresses, count, rows)
+        return
+    for i in range(0, count, SQUARE):
+        i = min(i, count - SQUARE)
+        transpose_in(addresses, i * rows.itemsize, rows, i * L)
+
+
+@jit
+def from_lanes_(addresses: Any, count: int, rows: Any, L: int) -> None:
+    """The inverse of `to_lanes_`."""
+    if count < SQUARE:
+        transpose_few_out(addresses, count, rows)
+        return
+    for i in range(0, count, SQUARE):
+        i = min(i, count - SQUARE)
+        transpose_out(addresses, i * rows.itemsize, rows, i * L)
+
+
+@jit
+def expect(address: int) -> int:
+    """Prefetch the two cache lines from an address on; returns the address after them."""
+    prefetch(address)
+    prefetch(address + LINE)
+    return address + 2 * LINE
