@@ -21,7 +21,7 @@ from typing import Any
 import numba
 from numba.extending import overload
 
-from blockadapt.kernels.cpu.jit import jit
+from blockadapt.kernels.cpu.jit import inlined, jit
 from blockadapt.kernels.cpu.simd import (
     absolute,
     all_lanes,
@@ -55,7 +55,7 @@ def tridiagonalise_(n: int, a: Any, h: Any, d: Any, e: Any, y: Any, u: Any, q: A
         store(e, (n - 2) * L, load(a, ((n - 1) * n // 2 + n - 2) * L))
 
 
-@jit
+@inlined
 def reflection_(n: int, k: int, a: Any, h: Any, e: Any, u: Any, least: float, L: int) -> Any:
     """u and 1/h of the reflection that takes column k of A below its diagonal to (β, 0, …, 0); returns 1/h."""
     f = a.dtype.type
@@ -81,7 +81,7 @@ def reflection_(n: int, k: int, a: Any, h: Any, e: Any, u: Any, least: float, L:
     return inverse
 
 
-@jit
+@inlined
 def reflect_(n: int, k: int, a: Any, y: Any, u: Any, q: Any, inverse: Any, L: int) -> None:
     """Hᵀ A H = A − q uᵀ − u qᵀ with q = A u / h − (uᵀ A u / 2h²) u, below and right of column k, and y ← Hᵀ y."""
     f = a.dtype.type
@@ -259,7 +259,7 @@ def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int,
     return sweeps
 
 
-@jit
+@inlined
 def decouple_(n: int, d: Any, e: Any, L: int) -> Any:
     """Zero the e that are negligible; returns the corner."""
     f = d.dtype.type
@@ -273,20 +273,20 @@ def decouple_(n: int, d: Any, e: Any, L: int) -> Any:
     return corner
 
 
-@jit
+@inlined
 def is_negligible(off: Any, above: Any, here: Any, floor: Any, like: Any) -> Any:
     """Whether an e is zero beside its neighbours on the diagonal: |e| ≤ ε (d + d') + floor."""
     roundoff = broadcast(like.dtype.type(thresholds(like).roundoff))
     return absolute(off) <= fma(above + here, roundoff, floor)
 
 
-@jit
+@inlined
 def coupled_corner(small: Any, corner: Any, off: Any, above: Any, here: Any) -> Any:
     """The corner (e, d, d') so far, or the one that ends here where its e is not negligible."""
     return select(small, corner[0], off), select(small, corner[1], above), select(small, corner[2], here)
 
 
-@jit
+@inlined
 def wilkinson_shift(corner: Any, like: Any) -> Any:
     """The eigenvalue of the corner that is nearer to its last entry; that entry itself where nothing is coupled."""
     f = like.dtype.type
@@ -299,7 +299,7 @@ def wilkinson_shift(corner: Any, like: Any) -> Any:
     return last - square / select(off == zero, one, denominator)
 
 
-@jit
+@inlined
 def sweep_(hi: int, shift: Any, d: Any, e: Any, y: Any, log: Any, position: int, L: int) -> Any:
     """One QR sweep through rows 0 … hi with this shift: a bulge is chased down; returns the corner afterwards.
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numba
 
-jit = numba.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_compiled = partial(numba.njit, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+jit = _compiled()
 """For functions that only compiled ones call: without entries from Python and C there is less to compile.
 
 Called from Python, such a function crashes; its `.py_func` is what can be called.
 """
+
+inlined = _compiled(forceinline=True)
+"""For the pieces of a step: they share a scratch of thirty arrays, and to pass these on would take longer than some of
+the pieces do."""

@@ -21,19 +21,19 @@ class Form:
     """f(λ, lr, damping) on rows of lanes, from a plain function in the vocabulary of `simd`."""
 
     def __init__(self, function: Callable[[Any, Any, Any], Any]) -> None:
-        self.function = function
+        self.py_func = function  # where Numba's functions have it too
         self.compiled = jit(function)
 
 
 class _FormType(types.Type):
     def __init__(self, form: Form) -> None:
         self.form = form
-        super().__init__(name=f"Form({form.function.__module__}.{form.function.__qualname__}, {id(form)})")
+        super().__init__(name=f"Form({form.py_func.__module__}.{form.py_func.__qualname__}, {id(form)})")
 
 
 def evaluate(form: Any, eigenvalue: Any, lr: Any, damping: Any) -> Any:
     """f at these eigenvalues."""
-    return form.function(eigenvalue, lr, damping)
+    return form.py_func(eigenvalue, lr, damping)
 
 
 @typeof_impl.register(Form)

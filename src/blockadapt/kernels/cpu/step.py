@@ -32,7 +32,7 @@ from blockadapt.kernels.cpu.eigensolver import (
     tridiagonalise_in_float64_,
 )
 from blockadapt.kernels.cpu.jacobi import jacobi_, unpack_
-from blockadapt.kernels.cpu.jit import jit
+from blockadapt.kernels.cpu.jit import inlined, jit
 from blockadapt.kernels.cpu.scratch import LINE, scratch_at
 from blockadapt.kernels.cpu.simd import (
     LANES,
@@ -153,7 +153,7 @@ def fill_(terms: Any, coefficients: Any, owners: Any) -> None:
             terms[term * LANES + lane] = coefficients[owners[lane], term]
 
 
-@jit
+@inlined
 def average_(n: int, s: Any, has_m: bool, expected: int, L: int) -> None:
     """g ← sign g + coupled x, m ← β₁ m + (1 − β₁) g, and y = m, or g where there is no m.
 
@@ -176,7 +176,7 @@ def average_(n: int, s: Any, has_m: bool, expected: int, L: int) -> None:
             expect(expected + 2 * i * LINE)
 
 
-@jit
+@inlined
 def update_second_moment_(n: int, s: Any, ahead: int, L: int) -> Any:
     """a = V ← decay V + weight g gᵀ, also where V lies; returns which lanes are finite, and their largest entry."""
     zero = broadcast(s.a.dtype.type(0))
@@ -200,7 +200,7 @@ def update_second_moment_(n: int, s: Any, ahead: int, L: int) -> Any:
     return check == zero, largest
 
 
-@jit
+@inlined
 def scale_(n: int, a: Any, finite: Any, largest: Any, L: int) -> Any:
     """a ← a / scale with the largest entry in [1, 2), a power of two; returns scale. Lanes not finite become zero."""
     f = a.dtype.type
@@ -214,7 +214,7 @@ def scale_(n: int, a: Any, finite: Any, largest: Any, L: int) -> Any:
     return scale
 
 
-@jit
+@inlined
 def solve_(n: int, s: Any, most: int, L: int) -> Any:
     """Λ into d and y ← Uᵀ y, from a; returns the number of sweeps and which lanes have T reversed.
 
@@ -233,7 +233,7 @@ def solve_(n: int, s: Any, most: int, L: int) -> Any:
     return diagonalise_(n, s.d, s.e, s.y, s.log, s.ends, most, L), reversed_
 
 
-@jit
+@inlined
 def step_in_new_basis_(
     n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, form: Any, ahead: int, next_v: int, L: int
 ) -> Any:
@@ -302,7 +302,7 @@ def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has
         s.y[i * L + lane] = f(total)
 
 
-@jit
+@inlined
 def step_in_kept_basis_(
     n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, form: Any, ahead: int, next_v: int, L: int
 ) -> Any:
@@ -383,7 +383,7 @@ def from_eigenbasis_(n: int, basis: Any, e: Any, y: Any, ahead: int, L: int) -> 
         store(y, k * L, other)
 
 
-@jit
+@inlined
 def move_(n: int, s: Any, finite: Any, L: int) -> None:
     """x ← shrink x − y; NaN in lanes that are not finite."""
     unknown = broadcast(s.x.dtype.type(np.nan))
@@ -417,10 +417,10 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
         if filled < 0 or lie.owners[0] != filled or lie.owners[L - 1] != filled:
             fill_(s.terms, tables.coefficients, lie.owners)
             filled = lie.owners[0] if lie.owners[0] == lie.owners[L - 1] else -1
-        fetch_(n, s.x, X, lie, contiguous)
-        fetch_(n, s.g, GRAD, lie, contiguous)
+        fetch_(n, s.x, lie.where[X], lie.steps[X], lie.lengths, contiguous, lie.spare)
+        fetch_(n, s.g, lie.where[GRAD], lie.steps[GRAD], lie.lengths, contiguous, lie.spare)
         if has[M] != 0:
-            fetch_(n, s.m, M, lie, contiguous)
+            fetch_(n, s.m, lie.where[M], lie.steps[M], lie.lengths, contiguous, lie.spare)
         basis, eigenvalues = kept_tile(n, tables, tile, lie, s.x)
         # What the next tile needs follows this one's in memory, almost always. It is asked for piece by piece, between
         # the sums: all at once would fill the processor's few slots for lines on their way, and stall.
@@ -429,7 +429,7 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
         next_eigenvalues = eigenvalues.ctypes.data + L * n * size
         average_(n, s, has[M] != 0, next_eigenvalues if kept else 0, L)
         if has[M] != 0:
-            put_(n, s.m, M, lie, contiguous)
+            put_(n, s.m, lie.where[M], lie.steps[M], lie.lengths, contiguous, lie.spare)
         if kept:
             finite = step_in_kept_basis_(n, s, basis, eigenvalues, has, form, next_basis, next_v, L)
         else:
@@ -441,7 +441,7 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
                         step_by_jacobi_(n, lane, s, basis, eigenvalues, has, form, L)
                         by_jacobi += 1
         move_(n, s, finite, L)
-        put_(n, s.x, X, lie, contiguous)
+        put_(n, s.x, lie.where[X], lie.steps[X], lie.lengths, contiguous, lie.spare)
     return by_jacobi
 
 
@@ -482,7 +482,7 @@ def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
             tile += 1
 
 
-@jit
+@inlined
 def step_ones_(lanes: Any, has: Any, terms: Any, form: Any, L: int) -> None:
     """The step for one tile of blocks of 1: a row of lanes for each tensor that lies by block, in their order."""
     f = lanes.dtype.type

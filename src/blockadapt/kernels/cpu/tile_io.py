@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from blockadapt.kernels.cpu.jit import jit
+from blockadapt.kernels.cpu.jit import inlined, jit
 from blockadapt.kernels.cpu.scratch import LINE
 from blockadapt.kernels.cpu.simd import (
     LANES,
@@ -48,7 +48,7 @@ from blockadapt.kernels.cpu.tables import (
 )
 
 
-@jit
+@inlined
 def locate(tables: Any, block: int, lie: Any) -> tuple[int, int]:
     """Addresses of each lane's block, from `block` on; a lane past its segment's end gets a block of zeros.
 
@@ -105,7 +105,7 @@ def is_dense(tensors: Any, segment: int, size: int) -> bool:
     return bool(dense and (tensors[segment, M, ADDRESS] == 0 or tensors[segment, M, MINOR] == size))
 
 
-@jit
+@inlined
 def move_on_(tables: Any, lie: Any) -> None:
     """The addresses of the next tile on the same line."""
     for role in range(STRIDED):
@@ -114,7 +114,7 @@ def move_on_(tables: Any, lie: Any) -> None:
             lie.where[role, lane] += stride
 
 
-@jit
+@inlined
 def kept_tile(n: int, tables: Any, tile: int, lie: Any, like: Any) -> Any:
     """U [n·n rows] and Λ [n rows] that are kept for this tile. Where nothing is kept they are not to be touched."""
     segment = lie.owners[0]
@@ -125,9 +125,9 @@ def kept_tile(n: int, tables: Any, tile: int, lie: Any, like: Any) -> Any:
 
 
 @jit
-def fetch_(n: int, rows: Any, role: int, lie: Any, contiguous: int) -> None:
+def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: int, spare: Any) -> None:
     """Coordinates of each lane's block into n rows; missing ones are zero."""
-    where, steps, lengths, spare, L = lie.where[role], lie.steps[role], lie.lengths, lie.spare, LANES
+    L = LANES
     zero = broadcast(rows.dtype.type(0))
     for i in range(n):
         if contiguous == L:
@@ -150,9 +150,9 @@ def fetch_(n: int, rows: Any, role: int, lie: Any, contiguous: int) -> None:
 
 
 @jit
-def put_(n: int, rows: Any, role: int, lie: Any, contiguous: int) -> None:
+def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: int, spare: Any) -> None:
     """The inverse of `fetch_`; missing coordinates are dropped."""
-    where, steps, lengths, spare, L = lie.where[role], lie.steps[role], lie.lengths, lie.spare, LANES
+    L = LANES
     for i in range(n):
         if contiguous == L:
             if i < lengths[0]:

@@ -21,7 +21,7 @@ from blockadapt.kernels.cpu.scratch import LINE, offsets
 from blockadapt.kernels.cpu.spectral import Form
 from blockadapt.kernels.cpu.step import worker
 from blockadapt.kernels.cpu.tables import ADDRESS, ENTRY, GRAD, TENSORS, TERMS, Entries, Extents
-from blockadapt.kernels.cpu.threads import run_on_threads
+from blockadapt.kernels.cpu.threads import ready, run_on_threads
 from blockadapt.kernels.layout import TILE
 from blockadapt.spectrum import InverseRoot, SpectralFunction
 from blockadapt.validation import refusal
@@ -101,6 +101,7 @@ class WorkList:
         threads = torch.get_num_threads()
         if threads != self._threads:
             self._share_out_(threads)
+        ready(self._workers)
         self._entries[[ENTRY.ticket, ENTRY.workers, ENTRY.by_jacobi]] = 0
 
     def _share_out_(self, threads: int) -> None:

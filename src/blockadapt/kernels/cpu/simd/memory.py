@@ -98,7 +98,7 @@ def prefetch(address: int) -> None:
 
 def pointer(address: int) -> Any:
     """An address as a pointer, for `numba.carray`."""
-    return ctypes.c_void_p(address)
+    return ctypes.c_void_p(int(address))
 
 
 def take_ticket(array: Any, index: int) -> int:
