@@ -14,6 +14,7 @@ jit = _compiled()
 Called from Python, such a function crashes; its `.py_func` is what can be called.
 """
 
-inlined = _compiled(forceinline=True)
+inlined = _compiled(forceinline=True, _nrt=False)
 """For the pieces of a step: they share a scratch of thirty arrays, and to pass these on would take longer than some of
-the pieces do."""
+the pieces do. For the same reason they do without Numba's run-time, which counts references to every array: they return
+none."""

@@ -114,7 +114,7 @@ def move_on_(tables: Any, lie: Any) -> None:
             lie.where[role, lane] += stride
 
 
-@inlined
+@jit
 def kept_tile(n: int, tables: Any, tile: int, lie: Any, like: Any) -> Any:
     """U [n·n rows] and Λ [n rows] that are kept for this tile. Where nothing is kept they are not to be touched."""
     segment = lie.owners[0]
