@@ -123,8 +123,9 @@ def training(n: int, count: int, dtype: torch.dtype, *seed: int, k: int | None =
         return torch.randn(*shape, k, generator=g, dtype=torch.float64).to(dtype)
 
     return Case(
-        n=n, x=normal(), grad=normal(), m=normal(), second_moment=pack(V).to(dtype).view(*shape, packed_length(n)), largest=None,
-        basis=None, eigenvalues=None, refresh=True, descent=Descent(-1.0, 0.0, 0.999), first=FirstMoment(0.9, 0.41),
+        n=n, x=normal(), grad=normal(), m=normal(), largest=None,
+        second_moment=pack(V).to(dtype).view(*shape, packed_length(n)), basis=None, eigenvalues=None, refresh=True,
+        descent=Descent(-1.0, 0.0, 0.999), first=FirstMoment(0.9, 0.41),
         second=SecondMoment(0.99, 0.01, 0.3), spectrum=Spectrum(1e-2, 0.3, 1e-4),
     )  # fmt: skip
 
