@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from blockadapt.kernels.contract import TERMS
 from blockadapt.kernels.cpu.private_folder import PrivateFolder
 
 COMPILING = "blockadapt: compiling the CPU kernel for {dtype}, once (about 10 s)."
@@ -121,7 +122,7 @@ def _file_name(function: Callable[[Any], None], dtype: str) -> str:
 
     processor = cpu_target.target_context.codegen().magic_tuple()
     versions = numba.__version__, llvmlite.__version__, sys.version
-    key = hashlib.sha256(repr((versions, processor, dtype, _identity(function))).encode())
+    key = hashlib.sha256(repr((versions, processor, dtype, TERMS, _identity(function))).encode())
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         key.update(source.read_bytes())
     return f"{dtype}-{key.hexdigest()[:32]}"
