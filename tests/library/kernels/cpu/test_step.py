@@ -167,8 +167,12 @@ class TorchOnly(SpectralFunction):
 
 FOURTH_ROOT, METHOD = FourthRoot(), Method()
 
+compiles_a_form = pytest.mark.xdist_group("a form for lanes")
+"""A form takes ten seconds to compile: one process does all that needs it."""
 
-@each_dtype
+
+@compiles_a_form
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("path", ["plain", "clipped", "coarse", "amsgrad, new basis", "amsgrad, kept basis"])
 def test_a_form_for_lanes_takes_the_step_of_the_torch_form(path: str, dtype: torch.dtype) -> None:
     for n in (1, 2, 6):
@@ -181,6 +185,7 @@ def test_a_form_for_lanes_takes_the_step_of_the_torch_form(path: str, dtype: tor
         assert not other.x.equal(ours.x)
 
 
+@pytest.mark.slow
 def test_a_form_may_be_a_method_and_use_numbers() -> None:
     segment = replace(training(6, 45, torch.float32), function=METHOD)
     (ours,) = stepped(NumbaKernel(), [segment])
@@ -188,6 +193,7 @@ def test_a_form_may_be_a_method_and_use_numbers() -> None:
     assert_close(ours, exact, close_enough(6, torch.float32))
 
 
+@compiles_a_form
 def test_each_function_gets_a_step_of_its_own_in_one_kernel() -> None:
     kernel = NumbaKernel()
     segments = [training(6, 45, torch.float32), replace(training(6, 45, torch.float32), function=FOURTH_ROOT)]
@@ -215,6 +221,7 @@ def test_a_form_that_does_not_compile_is_refused_in_one_sentence() -> None:
     assert bits(segment) == before
 
 
+@compiles_a_form
 def test_the_compiled_step_allocates_nothing() -> None:
     """Memory that cannot be had would be an error that nobody sees, after other blocks were written."""
     code = work.worker_for(np.float32, fourth_root).inspect_llvm()
