@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Without a GPU the Triton kernel is run by Triton's interpreter, which Triton has to know when it is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_configure() -> None:

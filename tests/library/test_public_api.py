@@ -247,10 +247,15 @@ def test_numba_is_imported_in_its_own_kernel_modules_only() -> None:
     assert users.isdisjoint({"blockadapt.kernels.contract", "blockadapt.kernels.eigh"})
 
 
+def test_triton_is_imported_below_its_own_kernel_only() -> None:
+    users = importers_of("triton")
+    assert users == {f"blockadapt.kernels.gpu.{name}" for name in ("eigensolver", "step", "work")}
+
+
 def test_importing_the_library_is_light() -> None:
     """No plotting, no command line, no compiler: they are imported when used."""
     heavy = ("matplotlib", "sklearn", "typer", "rich", "numba", "llvmlite", "pandas", "pyarrow", "tensorboard")
-    heavy += ("blockadapt_experiments", "blockadapt.diagnostics")
+    heavy += ("triton", "blockadapt_experiments", "blockadapt.diagnostics")
     code = f"import sys, blockadapt; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

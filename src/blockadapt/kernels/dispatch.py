@@ -10,17 +10,19 @@ from torch import Tensor
 from blockadapt.kernels.contract import Batch, Change, Kernel, Segment
 from blockadapt.kernels.cpu.kernel import NumbaKernel
 from blockadapt.kernels.eigh import EighKernel
+from blockadapt.kernels.gpu.kernel import TritonKernel
 from blockadapt.spectrum import SpectralFunction
 from blockadapt.validation import refusal, require
 
 BACKENDS: Mapping[str, tuple[Callable[[], Kernel], ...]] = {
-    "auto": (NumbaKernel, EighKernel),
+    "auto": (NumbaKernel, TritonKernel, EighKernel),
     "eigh": (EighKernel,),
     "numba": (NumbaKernel, EighKernel),
+    "triton": (TritonKernel, EighKernel),
 }
 """The kernels behind each name, in the order in which they are asked."""
 
-_NEEDS = {"numba": "numba"}
+_NEEDS = {"numba": "numba", "triton": "triton"}
 """The package that a backend cannot do without when it is asked for by name."""
 
 
@@ -29,7 +31,7 @@ class Dispatcher:
 
     Example:
         >>> [kernel.name for kernel in get_kernel("auto").kernels]
-        ['numba', 'eigh']
+        ['numba', 'triton', 'eigh']
     """
 
     def __init__(self, kernels: Sequence[Kernel]) -> None:

@@ -1,0 +1,72 @@
+"""The GPU kernel: which blocks it takes, and its side of the contract. Triton is imported at the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockadapt.kernels.contract import Batch, Change, Coefficients, Descent, Kernel, Place, Segment
+from blockadapt.kernels.layout import MAX_BLOCK, by_block, tiled_shape
+from blockadapt.moments import FirstMoment, SecondMoment
+from blockadapt.spectrum import InverseRoot, Spectrum
+
+_STILL = Coefficients(
+    descent=Descent(sign=1.0, coupled=0.0, shrink=1.0),
+    first=FirstMoment(beta=0.0, correction=1.0),
+    second=SecondMoment(decay=1.0, weight=0.0, correction=1.0),
+    spectrum=Spectrum(lr=0.0, correction=1.0, damping=1.0),
+)
+"""Changes no V and moves nothing."""
+
+
+class TritonKernel(Kernel):
+    """Blocks of up to 64 on GPUs, float32 and float64; on the CPU under Triton's interpreter (`TRITON_INTERPRET=1`)."""
+
+    name = "triton"
+
+    def __init__(self) -> None:
+        self._orders: dict[tuple[object, ...], Any] = {}
+
+    def takes(self, batch: Batch) -> bool:
+        """Blocks of up to 64 under the paper's spectral function, on a device that Triton can launch on."""
+        small = batch.n <= MAX_BLOCK and batch.dtype in (torch.float32, torch.float64)
+        work = _work() if small and type(batch.function) is InverseRoot else None
+        return work is not None and work.launches_on(batch.device)
+
+    def prepare(self, batch: Batch, segments: Sequence[Segment]) -> Change:
+        """See `Kernel.prepare`."""
+        launches: Change = _work().Launches([self._order(batch, a).ready(a) for a in _work().alike(segments)])
+        return launches
+
+    def _order(self, batch: Batch, segments: Sequence[Segment]) -> Any:
+        """The order that moves these segments; the one of an earlier step if they lie where they lay."""
+        places = [segment.place for segment in segments]
+        key = batch, places[0].keeps, segments[0].refresh
+        order = self._orders.get(key)
+        if order is None or not order.fits(places):
+            order = self._orders[key] = _work().Order(batch, places, segments[0].refresh)
+        return order
+
+    def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """See `Kernel.decompose`: a refresh of a kept basis, in a step that changes no V and moves nothing."""
+        num_blocks, still = packed.shape[0], packed.new_zeros(packed.shape[0], 1, n)
+        basis = packed.new_empty(tiled_shape(n, num_blocks, n * n))
+        eigenvalues = packed.new_empty(tiled_shape(n, num_blocks, n))
+        place = Place(n, still.clone(), None, packed.clone().unsqueeze(1), None, basis, eigenvalues)
+        if num_blocks:
+            TritonKernel().prepare(place.batch, [Segment(place, still, True, _STILL)]).write_()
+        return by_block(eigenvalues, num_blocks), by_block(basis, num_blocks).view(num_blocks, n, n)
+
+
+@lru_cache(maxsize=1)
+def _work() -> Any:
+    """The module of launches; None where Triton cannot be imported."""
+    try:
+        return import_module("blockadapt.kernels.gpu.work")
+    except ImportError:
+        return None

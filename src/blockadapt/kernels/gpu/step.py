@@ -1,0 +1,390 @@
+"""The step of a batch as Triton kernels.
+
+    advance     a tile of blocks a program, a block a lane, all in registers: V, m, eigensolve, s, x
+    turn        the same under a basis that was kept: no eigensolve
+    redo        a block a program, by Jacobi in float64: what did not converge in `advance`
+
+A row of the table says where the blocks of a place lie and what the step's numbers are. Tiles never straddle places, so
+a program reads one row. Lanes past the last block, and rows past a short run, are masked.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from blockadapt.kernels.contract import TERMS
+from blockadapt.kernels.gpu import eigensolver as solver
+from blockadapt.kernels.layout import TILE as _TILE
+
+COLUMNS = (
+    "x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues",
+    "x.major", "x.minor", "x.step", "m.major", "m.minor", "m.step", "second_moment.major", "second_moment.minor",
+    "second_moment.step", "largest.major", "largest.minor", "largest.step", "k", "minor", "num_blocks", "first tile",
+    *TERMS,
+)  # fmt: skip
+"""Of the table, int64: addresses, strides in elements, counts, and the terms as float64 bits."""
+
+
+def _column(name: str) -> tl.constexpr:
+    return tl.constexpr(COLUMNS.index(name))
+
+
+WIDTH = tl.constexpr(len(COLUMNS))
+TILE = tl.constexpr(_TILE)
+X, GRAD, M, V, LARGEST, BASIS, EIGENVALUES = (_column(name) for name in COLUMNS[:7])
+X_BY, M_BY, V_BY, LARGEST_BY = (_column(f"{name}.major") for name in ("x", "m", "second_moment", "largest"))
+K, MINOR, NUM_BLOCKS, FIRST = (_column(name) for name in ("k", "minor", "num_blocks", "first tile"))
+SIGN, COUPLED, SHRINK = (_column(f"descent.{term}") for term in ("sign", "coupled", "shrink"))
+BETA, DECAY, WEIGHT = _column("first.beta"), _column("second.decay"), _column("second.weight")
+LR, CORRECTION, DAMPING, LOWER, UPPER, RESOLUTION = (
+    _column(f"spectrum.{term}") for term in ("lr", "correction", "damping", "lower", "upper", "resolution")
+)
+
+
+@triton.jit
+def term(row, column: tl.constexpr, REAL: tl.constexpr):
+    """A coefficient of this row of the table."""
+    return tl.load(row + column).to(tl.float64, bitcast=True).to(REAL)
+
+
+@triton.jit
+def at(row, tensor: tl.constexpr, strides: tl.constexpr, block, REAL: tl.constexpr):
+    """Where the first numbers of these blocks lie, and the stride from one to the next."""
+    minor = tl.load(row + MINOR).to(tl.int32)
+    start = tl.load(row + tensor).to(tl.pointer_type(REAL))
+    start += (block // minor).to(tl.int64) * tl.load(row + strides)
+    return start + (block % minor).to(tl.int64) * tl.load(row + strides + 1), tl.load(row + strides + 2)
+
+
+@triton.jit
+def in_tile(row, tensor: tl.constexpr, width, block, REAL: tl.constexpr):
+    """Where the first of so many numbers of these blocks lie in tiles; the next are TILE apart."""
+    start = tl.load(row + tensor).to(tl.pointer_type(REAL))
+    return start + (block // TILE).to(tl.int64) * (width * TILE) + block % TILE
+
+
+@triton.jit
+def effective(eigenvalues, largest, row, REAL: tl.constexpr):
+    """s(λ) = clip(lr / (√(max(λ, resolution · λ_max) / correction) + damping), lower, upper)."""
+    above = tl.maximum(eigenvalues, term(row, RESOLUTION, REAL) * largest)
+    root = solver.exact_root(solver.exact_ratio(above, above * 0 + term(row, CORRECTION, REAL)))
+    s = solver.exact_ratio(root * 0 + term(row, LR, REAL), root + term(row, DAMPING, REAL))
+    return tl.minimum(tl.maximum(s, term(row, LOWER, REAL)), term(row, UPPER, REAL))
+
+
+@triton.jit
+def scale_of(largest, REAL: tl.constexpr):
+    """The power of two below the largest entry, and its inverse: both normal numbers."""
+    if REAL == tl.float32:
+        bits = tl.maximum(largest, 1.1754944e-38).to(tl.int32, bitcast=True) & 0x7F800000
+        bits = tl.minimum(bits, 0x7E800000)
+        return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    else:
+        wide = tl.maximum(largest, 2.2250738585072014e-308).to(tl.int64, bitcast=True) & 0x7FF0000000000000
+        wide = tl.minimum(wide, 0x7FD0000000000000)
+        return wide.to(tl.float64, bitcast=True), (0x7FE0000000000000 - wide).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def pick(rows, index, number):
+    """Row `number` of rows [N, LANES], `index` being their numbers [N, 1]."""
+    return tl.sum(tl.where(index == number, rows, 0), 0)
+
+
+@triton.jit
+def amsgrad(eigenvalues, index, largest, by, keep, n):
+    """Σ̂ ← max(Σ̂, Σ) with both ascending, where `keep`; returns Σ̂ in the order of eigenvalues [N, LANES].
+
+    `largest` points to the lanes' first maxima, which lie `by` apart.
+    """
+    rank = (eigenvalues * 0).to(tl.int32)
+    for j in range(n):
+        other = pick(eigenvalues, index, j)[None, :]
+        rank += ((other < eigenvalues) | ((other == eigenvalues) & (j < index))).to(tl.int32)
+    rank = tl.where(index < n, rank, n)
+    merged = eigenvalues * 0
+    for position in range(n):
+        here = largest + position * by
+        ascending = tl.sum(tl.where(rank == position, eigenvalues, 0), 0)
+        maximum = tl.maximum(ascending, tl.load(here, mask=keep, other=0))
+        tl.store(here, maximum, mask=keep)
+        merged = tl.where(rank == position, maximum[None, :], merged)
+    return merged
+
+
+@triton.jit
+def amsgrad_(n, d, ascending, ranks, largest, by, keep, LANES: tl.constexpr, REAL: tl.constexpr):
+    """`amsgrad` for eigenvalues in rows of scratch, with two vectors of scratch more."""
+    for i in range(n):
+        value = tl.load(d + i * LANES)
+        rank = (value * 0).to(tl.int32)
+        for j in range(i):
+            rank += (tl.load(d + j * LANES) <= value).to(tl.int32)
+        for j in range(i + 1, n):
+            rank += (tl.load(d + j * LANES) < value).to(tl.int32)
+        tl.store(ascending + rank * LANES, value)
+        tl.store(ranks + i * LANES, rank.to(REAL))
+    for position in range(n):
+        here = largest + position * by
+        maximum = tl.maximum(tl.load(ascending + position * LANES), tl.load(here, mask=keep, other=0))
+        tl.store(here, maximum, mask=keep)
+        tl.store(ascending + position * LANES, maximum)
+    for i in range(n):
+        rank = tl.load(ranks + i * LANES).to(tl.int32)
+        tl.store(d + i * LANES, tl.load(ascending + rank * LANES))
+
+
+@triton.jit(do_not_specialize=["tiles", "most", "n", "rows"])
+def advance(
+    table, owners, scratch, unsolved, tiles, most, n, rows, PAIR: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
+    HAS_M: tl.constexpr, HAS_LARGEST: tl.constexpr, HAS_BASIS: tl.constexpr,
+):  # fmt: skip
+    """Find U and take the step. `scratch` has so many rows of lanes a program, see `scratch_rows`.
+
+    One kernel serves all n but 2, which is a PAIR.
+
+    Blocks that did not converge within `most` sweeps have their moments updated and their x shrunk, but not moved, and
+    are listed in `unsolved`: their number, then tile · LANES + lane of each.
+    """
+    lane = tl.arange(0, LANES)
+    a = scratch + tl.program_id(0).to(tl.int64) * rows * LANES + lane
+    d = a + (n * (n + 1) // 2) * LANES
+    y, h, u, q, e = d + n * LANES, d + 2 * n * LANES, d + 3 * n * LANES, d + 4 * n * LANES, d + (5 * n + 1) * LANES
+    log = d + (6 * n + 1) * LANES
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row = table + tl.load(owners + tile).to(tl.int64) * WIDTH
+        block = (tile - tl.load(row + FIRST).to(tl.int32)) * LANES + lane
+        there = block < tl.load(row + NUM_BLOCKS).to(tl.int32)
+        length = tl.where(there, tl.load(row + K).to(tl.int32), 0)
+        x_at, x_by = at(row, X, X_BY, block, REAL)
+        grad_at, _ = at(row, GRAD, X_BY, block, REAL)
+        m_at, m_by = at(row, M, M_BY, block, REAL)
+        v_at, v_by = at(row, V, V_BY, block, REAL)
+        sign, coupled, beta = term(row, SIGN, REAL), term(row, COUPLED, REAL), term(row, BETA, REAL)
+        decay, weight = term(row, DECAY, REAL), term(row, WEIGHT, REAL)
+        zero = tl.full((LANES,), 0, REAL)
+        largest, check = zero, zero  # 0 · ∞ and 0 · NaN are NaN
+        for i in range(n):
+            exists = length > i
+            g = sign * tl.load(grad_at + i * x_by, mask=exists, other=0)
+            g += coupled * tl.load(x_at + i * x_by, mask=exists, other=0)
+            m = g
+            if HAS_M:
+                m = beta * (tl.load(m_at + i * m_by, mask=exists, other=0) - g) + g
+                tl.store(m_at + i * m_by, m, mask=exists)
+            tl.store(u + i * LANES, g)
+            tl.store(y + i * LANES, m)
+            weighted = weight * g
+            entry = zero
+            for j in range(i + 1):
+                here = v_at + (i * (i + 1) // 2 + j) * v_by
+                entry = weighted * tl.load(u + j * LANES) + decay * tl.load(here, mask=there, other=0)
+                tl.store(here, entry, mask=there)
+                tl.store(a + (i * (i + 1) // 2 + j) * LANES, entry)
+            largest = tl.maximum(largest, entry)
+            check += entry * 0  # a bad entry off the diagonal has one on it
+        finite = check == 0
+        scale, inverse = scale_of(tl.where(finite, largest, zero + 1), REAL)
+        for i in range(n * (n + 1) // 2):
+            entry = tl.load(a + i * LANES) * inverse
+            # Entries too small to matter go: their squares would be denormal.
+            counts = finite & (tl.abs(entry) > (1e-18 if REAL == tl.float32 else 1e-150))
+            tl.store(a + i * LANES, tl.where(counts, entry, zero))
+        for i in range(n):
+            tl.store(y + i * LANES, tl.where(finite, tl.load(y + i * LANES), zero))
+
+        solved = finite
+        ascending = zero != 0
+        sweeps = 1
+        if PAIR:
+            solver.rotate_(a, d, y, log, LANES, REAL)
+        else:
+            solver.reduce_(n, a, u, q, h, d, e, y, LANES, REAL)
+            ascending = solver.ascends(n, d, e, LANES, REAL)
+            solver.reverse_(n, d, ascending, LANES)
+            solver.reverse_(n - 1, e, ascending, LANES)
+            solver.reverse_(n, y, ascending, LANES)
+            sweeps, converged = solver.diagonalise_(n, d, e, y, log, most, LANES, REAL)
+            solved = finite & converged
+
+        for i in range(n):
+            value = tl.load(d + i * LANES) * scale
+            tl.store(d + i * LANES, value)
+            if HAS_BASIS:
+                kept_at = in_tile(row, EIGENVALUES, n, block, REAL) + i * TILE
+                tl.store(kept_at, tl.where(finite, value, float("nan")), mask=there)
+        if HAS_LARGEST:
+            largest_at, largest_by = at(row, LARGEST, LARGEST_BY, block, REAL)
+            amsgrad_(n, d, u, q, largest_at, largest_by, there & solved, LANES, REAL)
+        largest = zero
+        for i in range(n):
+            largest = tl.maximum(largest, tl.load(d + i * LANES))
+        for i in range(n):
+            s = effective(tl.load(d + i * LANES), largest, row, REAL)
+            tl.store(y + i * LANES, s * tl.load(y + i * LANES))
+
+        solver.undiagonalise_(n, y, log, sweeps, LANES)
+        solver.reverse_(n, y, ascending, LANES)
+        solver.unreduce_(n, a, h, y, LANES)
+        shrink = term(row, SHRINK, REAL)
+        for i in range(n):
+            exists = length > i
+            move = tl.where(solved, tl.load(y + i * LANES), tl.where(finite, zero, float("nan")))
+            tl.store(x_at + i * x_by, shrink * tl.load(x_at + i * x_by, mask=exists, other=0) - move, mask=exists)
+        if HAS_BASIS:
+            basis_at = in_tile(row, BASIS, n * n, block, REAL)
+            for j in range(n):  # a column of U is what the way back makes of a unit vector
+                for i in range(n):
+                    tl.store(u + i * LANES, tl.where(lane * 0 + i == j, zero + 1, zero))
+                solver.undiagonalise_(n, u, log, sweeps, LANES)
+                solver.reverse_(n, u, ascending, LANES)
+                solver.unreduce_(n, a, h, u, LANES)
+                for i in range(n):
+                    tl.store(basis_at + (i * n + j) * TILE, tl.load(u + i * LANES), mask=there)
+        failed = there & finite & (solved == 0)
+        if tl.max(failed.to(tl.int32), 0) > 0:
+            position = tl.atomic_add(unsolved + lane * 0, 1, mask=failed)
+            tl.store(unsolved + 1 + position, tile * LANES + lane, mask=failed)
+
+
+def scratch_rows(n: int, most: int) -> int:
+    """Rows of lanes that a program of `advance` needs: the triangle, six vectors and one more row, the log."""
+    return n * (n + 1) // 2 + 6 * n + 1 + max(most, 1) * (2 * n - 1)
+
+
+@triton.jit(do_not_specialize=["tiles", "n"])
+def turn(
+    table, owners, tiles, n, N: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
+    HAS_M: tl.constexpr, HAS_LARGEST: tl.constexpr,
+):  # fmt: skip
+    """Take the step under the basis that is kept: Λ ← d Λ + w (Uᵀ g)², and V itself is updated as ever.
+
+    Every number is written by the thread that read it: rows [N, LANES] keep one layout throughout.
+    """
+    lane = tl.arange(0, LANES)
+    index = tl.arange(0, N)[:, None]
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row = table + tl.load(owners + tile).to(tl.int64) * WIDTH
+        block = (tile - tl.load(row + FIRST).to(tl.int32)) * LANES + lane
+        in_place = block < tl.load(row + NUM_BLOCKS).to(tl.int32)
+        there = in_place[None, :]
+        exists = there & (index < tl.load(row + K).to(tl.int32))
+        x_at, by = at(row, X, X_BY, block, REAL)
+        x_at = x_at[None, :] + index * by
+        grad_at, by = at(row, GRAD, X_BY, block, REAL)
+        x = tl.load(x_at, mask=exists, other=0)
+        g = term(row, SIGN, REAL) * tl.load(grad_at[None, :] + index * by, mask=exists, other=0)
+        g += term(row, COUPLED, REAL) * x
+        m = g
+        if HAS_M:
+            m_at, by = at(row, M, M_BY, block, REAL)
+            m_at = m_at[None, :] + index * by
+            m = term(row, BETA, REAL) * (tl.load(m_at, mask=exists, other=0) - g) + g
+            tl.store(m_at, m, mask=exists)
+
+        decay, weight = term(row, DECAY, REAL), term(row, WEIGHT, REAL)
+        v_at, v_by = at(row, V, V_BY, block, REAL)
+        basis_at = in_tile(row, BASIS, n * n, block, REAL)[None, :] + index * TILE
+        y, turned = tl.full((N, LANES), 0, REAL), tl.full((N, LANES), 0, REAL)
+        for i in range(n):
+            g_i = pick(g, index, i)[None, :]
+            here = v_at[None, :] + (i * (i + 1) // 2 + index) * v_by
+            inside = there & (index <= i)
+            tl.store(here, weight * g_i * g + decay * tl.load(here, mask=inside, other=0), mask=inside)
+            u = tl.load(basis_at + i * (n * TILE), mask=there & (index < n), other=0)
+            y += u * pick(m, index, i)[None, :]
+            turned += u * g_i
+
+        eigenvalues_at = in_tile(row, EIGENVALUES, n, block, REAL)[None, :] + index * TILE
+        d = decay * tl.load(eigenvalues_at, mask=there & (index < n), other=0) + weight * turned * turned
+        tl.store(eigenvalues_at, d, mask=there & (index < n))
+        finite = tl.sum(d * 0, 0) == 0
+        d = tl.where(finite[None, :], d, 0.0)
+        if HAS_LARGEST:
+            largest_at, by = at(row, LARGEST, LARGEST_BY, block, REAL)
+            d = amsgrad(d, index, largest_at, by, in_place & finite, n)
+        y = tl.where(index < n, effective(d, tl.max(tl.maximum(d, 0.0), 0)[None, :], row, REAL) * y, 0.0)
+        move = tl.full((N, LANES), 0, REAL)
+        for i in range(n):
+            u = tl.load(basis_at + i * (n * TILE), mask=there & (index < n), other=0)
+            move = tl.where(index == i, tl.sum(u * y, 0)[None, :], move)
+        x = term(row, SHRINK, REAL) * x - tl.where(finite[None, :], move, float("nan"))
+        tl.store(x_at, x, mask=exists)
+
+
+@triton.jit(do_not_specialize=["n"])
+def redo(
+    table, owners, unsolved, n, N: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
+    HAS_M: tl.constexpr, HAS_LARGEST: tl.constexpr, HAS_BASIS: tl.constexpr,
+):  # fmt: skip
+    """Move the blocks that `advance` has listed: cyclic Jacobi in float64, which always converges.
+
+    Their moments are updated and their x is shrunk already. Without m the gradient is formed again; no x has then been
+    shrunk, for decay is either coupled or decoupled. In a round each row has a partner, as in a tournament.
+    """
+    EVEN = n + n % 2
+    index = tl.arange(0, N)
+    i, j = index[:, None], index[None, :]
+    for number in range(tl.program_id(0), tl.load(unsolved), tl.num_programs(0)):
+        code = tl.load(unsolved + 1 + number)
+        row = table + tl.load(owners + code // LANES).to(tl.int64) * WIDTH
+        block = (code // LANES - tl.load(row + FIRST).to(tl.int32)) * LANES + code % LANES
+        exists = index < tl.load(row + K).to(tl.int32)
+        x_at, by = at(row, X, X_BY, block, REAL)
+        x_at += index * by
+        x = tl.load(x_at, mask=exists, other=0)
+        if HAS_M:
+            m_at, by = at(row, M, M_BY, block, REAL)
+            m = tl.load(m_at + index * by, mask=exists, other=0).to(tl.float64)
+        else:
+            grad_at, by = at(row, GRAD, X_BY, block, REAL)
+            m = term(row, SIGN, REAL) * tl.load(grad_at + index * by, mask=exists, other=0)
+            m = (m + term(row, COUPLED, REAL) * x).to(tl.float64)
+        v_at, by = at(row, V, V_BY, block, REAL)
+        high, low = tl.maximum(i, j), tl.minimum(i, j)
+        A = tl.load(v_at + (high * (high + 1) // 2 + low) * by, mask=high < n, other=0).to(tl.float64)
+        scale, inverse = scale_of(tl.max(tl.max(tl.where(i == j, A, 0.0), 1), 0), tl.float64)
+        A *= inverse
+        U = tl.where(i == j, 1.0, 0.0).to(tl.float64)
+        sweeps = 0
+        rotated = 1
+        while (rotated > 0) & (sweeps < 40):
+            sweeps += 1
+            rotated = 0
+            for round in range(EVEN - 1):
+                partner = (2 * round - index + 2 * (EVEN - 1)) % (EVEN - 1)
+                partner = tl.where(index == EVEN - 1, round, tl.where(index == round, EVEN - 1, partner))
+                partner = tl.where(index < EVEN, partner, index)
+                first = index < partner
+                d = tl.sum(tl.where(i == j, A, 0.0), 1)
+                off = tl.sum(tl.where(j == partner[:, None], A, 0.0), 1)
+                off = tl.where(first, off, tl.gather(off, partner, 0))  # one angle for both
+                d_partner = tl.gather(d, partner, 0)
+                done = (tl.abs(off) <= 1e-16 * tl.sqrt(tl.abs(d * d_partner)) + 1e-20) | (partner == index)
+                rotated += tl.max(1 - done.to(tl.int32), 0)
+                slope = tl.where(first, d_partner - d, d - d_partner) * 0.5 / tl.where(done, 1.0, off)
+                root = tl.sqrt(slope * slope + 1)
+                t = tl.where(done, 0.0, 1 / tl.where(slope < 0, slope - root, slope + root))
+                c = 1 / tl.sqrt(t * t + 1)
+                t = tl.where(first, -t, t)
+                s = c * t
+                across = tl.broadcast_to(partner[None, :], (N, N))
+                A = c[:, None] * A + s[:, None] * tl.gather(A, tl.broadcast_to(partner[:, None], (N, N)), 0)
+                A = c[None, :] * A + s[None, :] * tl.gather(A, across, 1)
+                A = tl.where(i == j, (d + t * off)[:, None], A)
+                A = tl.where((j == partner[:, None]) & (i != j), tl.where(done, off, 0.0)[:, None], A)
+                U = c[None, :] * U + s[None, :] * tl.gather(U, across, 1)
+
+        y = tl.sum(U * m[:, None], 0)
+        d = (tl.sum(tl.where(i == j, A, 0.0), 0) * scale).to(REAL)
+        if HAS_BASIS:
+            tl.store(in_tile(row, EIGENVALUES, n, block, REAL) + index * TILE, d, mask=index < n)
+            here = in_tile(row, BASIS, n * n, block, REAL) + (i * n + j) * TILE
+            tl.store(here, U.to(REAL), mask=(i < n) & (j < n))
+        if HAS_LARGEST:
+            largest_at, by = at(row, LARGEST, LARGEST_BY, block, REAL)
+            alone = tl.full((1,), 0, tl.int32)
+            d = tl.sum(amsgrad(d[:, None], i, largest_at + alone, by, alone == 0, n), 1)
+        s = tl.where(index < n, effective(d, tl.max(tl.maximum(d, 0.0), 0), row, REAL), 0.0)
+        tl.store(x_at, x - tl.sum(U * (s * y)[None, :], 1).to(REAL), mask=exists)

@@ -1,0 +1,208 @@
+"""The launches of one step: where blocks lie, as the Triton kernels read it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blockadapt.kernels.contract import TERMS, Batch, Place, Segment
+from blockadapt.kernels.gpu import step
+from blockadapt.kernels.gpu.safety import check_place, gradient_address
+
+_REALS = {torch.float32: tl.float32, torch.float64: tl.float64}
+_ADDRESSES = ("x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues")
+_STRIDED = ("x", "m", "second_moment", "largest")
+
+INTERPRETED = not isinstance(step.advance, triton.JITFunction)
+"""Whether Triton runs kernels in Python: `TRITON_INTERPRET` was set when they were defined."""
+
+WARPS_PER_PROCESSOR = 16
+"""Programs of one warp that a streaming multiprocessor is given. A choice that no hardware has judged yet."""
+
+SCRATCH = 1 << 27
+"""Bytes that one launch may take. They bound the programs of large blocks, which then take more tiles each."""
+
+
+def launches_on(device: torch.device) -> bool:
+    """Whether Triton can launch on this device."""
+    return device.type == "cpu" if INTERPRETED else device.type in ("cuda", "xpu")
+
+
+def alike(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Segments that keep the same state and do the same thing: one launch each, and almost always one in all."""
+    together: dict[tuple[object, ...], list[Segment]] = {}
+    for segment in segments:
+        together.setdefault((segment.place.keeps, segment.refresh), []).append(segment)
+    return list(together.values())
+
+
+def sweeps_allowed(n: int) -> int:
+    """QR sweeps that the log has room for: a third more than the most that was seen in any tile."""
+    return 2 * n + 6
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with all that it is called with."""
+
+    function: Any
+    programs: int
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def compile(self) -> None:
+        """Compile it and load it onto the device, so that the launch itself can do nothing but launch."""
+        compiled = self.function.warmup(*self.arguments, grid=(self.programs,), **self.options)
+        if compiled is not None:  # the interpreter compiles nothing
+            compiled._init_handles()
+
+    def run(self) -> None:
+        """Launch it on the current stream."""
+        self.function[(self.programs,)](*self.arguments, **self.options)
+
+
+@dataclass(frozen=True)
+class Launches:
+    """A step that is ready to be launched."""
+
+    steps: list[tuple[torch.device, list[Launch]]]
+
+    def write_(self) -> None:
+        """See `Change.write_`."""
+        for device, launches in self.steps:
+            with _on(device):
+                for launch in launches:
+                    launch.run()
+
+
+class Order:
+    """The step of blocks that are alike: all of it that stays from step to step.
+
+    It holds the places weakly, so that their memory is free as soon as nobody else wants it.
+    """
+
+    def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool) -> None:
+        for place in places:
+            check_place(place, batch)
+        self._places = [weakref.ref(place) for place in places]
+        self._batch, self._refresh, self._keeps = batch, refresh, places[0].keeps
+        self._lanes = lanes_on(batch.device, max(place.num_blocks for place in places))
+        tiles = [triton.cdiv(place.num_blocks, self._lanes) for place in places]
+        first = np.cumsum([0, *tiles])
+        self._tiles = int(first[-1])
+        self._table = np.array([_row(place, int(start)) for place, start in zip(places, first, strict=False)])
+        owners = torch.from_numpy(np.repeat(np.arange(len(places), dtype=np.int32), tiles))
+        self._owners = _sent(owners, batch.device)
+        self._compiled = False
+
+    def fits(self, places: Sequence[Place]) -> bool:
+        """Whether it was made for these places."""
+        return len(places) == len(self._places) and all(
+            known() is place for known, place in zip(self._places, places, strict=True)
+        )
+
+    def ready(self, segments: Sequence[Segment]) -> tuple[torch.device, list[Launch]]:
+        """This step's launches, compiled; the table of its gradients and coefficients is on its way to the device."""
+        batch = self._batch
+        table = self._table.copy()
+        grad, terms = step.COLUMNS.index("grad"), len(step.COLUMNS) - len(TERMS)
+        table[:, grad] = [gradient_address(segment.place, segment.grad, batch) for segment in segments]
+        table[:, terms:] = np.array([segment.coefficients.terms for segment in segments], np.float64).view(np.int64)
+        with _on(batch.device):
+            launches = self._launches(_sent(torch.from_numpy(table), batch.device))
+            if not self._compiled:
+                for launch in launches:
+                    launch.compile()
+                self._compiled = True
+        return batch.device, launches
+
+    def _launches(self, table: Tensor) -> list[Launch]:
+        n, dtype, device, _ = self._batch
+        lanes, owners, tiles = self._lanes, self._owners, self._tiles
+        has_m, has_largest, has_basis = self._keeps
+        shape = {"LANES": lanes, "REAL": _REALS[dtype], "HAS_M": has_m, "HAS_LARGEST": has_largest}
+        shape["enable_fp_fusion"] = True
+        N = triton.next_power_of_2(n)
+        most = processors(device) * WARPS_PER_PROCESSOR
+        if not self._refresh:
+            shape |= {"N": N, "num_warps": max(1, N * dtype.itemsize // 64)}
+            return [Launch(step.turn, min(tiles, most), (table, owners, tiles, n), shape)]
+        shape["HAS_BASIS"] = has_basis
+        sweeps = sweeps_allowed(n)
+        rows = step.scratch_rows(n, sweeps)
+        programs = min(tiles, most, max(1, SCRATCH // (rows * lanes * dtype.itemsize)))
+        scratch = torch.empty(programs * rows * lanes, dtype=dtype, device=device)
+        unsolved = torch.empty(1 + tiles * lanes, dtype=torch.int32, device=device)
+        unsolved[:1].zero_()
+        found = (table, owners, scratch, unsolved, tiles, sweeps, n, rows)
+        launches = [Launch(step.advance, programs, found, shape | {"PAIR": n == 2, "num_warps": 1} | registers(device))]
+        if n > 2:  # smaller ones always converge
+            again = shape | {"N": N, "num_warps": max(1, N // 4)}
+            launches.append(Launch(step.redo, processors(device), (table, owners, unsolved, n), again))
+        return launches
+
+
+def lanes_on(device: torch.device, blocks: int) -> int:
+    """Lanes of a program: the threads of a warp. The interpreter is the faster the more it does at once."""
+    if INTERPRETED:
+        return min(1024, max(32, int(triton.next_power_of_2(blocks))))
+    return 64 if device.type == "cuda" and torch.version.hip else 32
+
+
+def registers(device: torch.device) -> dict[str, int]:
+    """The option by which NVIDIA's compiler uses the registers that WARPS_PER_PROCESSOR leave; else it spills a few."""
+    return {"maxnreg": 65536 // (32 * WARPS_PER_PROCESSOR)} if device.type == "cuda" and not torch.version.hip else {}
+
+
+@lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a device, or what its maker calls them."""
+    if INTERPRETED:
+        return 2
+    properties = torch.get_device_module(device).get_device_properties(device)
+    return int(getattr(properties, "multi_processor_count", 64))  # Intel has none
+
+
+def _on(device: torch.device) -> Any:
+    """The context in which launches go to this device: Triton launches on the current one.
+
+    On the CPU the interpreter computes with NumPy, which is to be as silent about NaN as a GPU is.
+    """
+    return np.errstate(all="ignore") if device.type == "cpu" else torch.get_device_module(device).device(device)
+
+
+def _sent(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor on its way to the device, which nobody waits for. Pinned memory is kept until it has left."""
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def _row(place: Place, first: int) -> list[int]:
+    """A row of the table, in the order of its columns. The gradient's address and the terms are filled in later."""
+
+    def address(name: str) -> int:
+        tensor: Tensor | None = getattr(place, name, None)
+        return 0 if tensor is None else tensor.data_ptr()
+
+    def strides(name: str) -> tuple[int, ...]:
+        tensor: Tensor | None = getattr(place, name)
+        return (0, 0, 0) if tensor is None else tensor.stride()
+
+    *_, minor, k = place.x.shape
+    return [
+        *map(address, _ADDRESSES),
+        *(stride for name in _STRIDED for stride in strides(name)),
+        k,
+        minor,
+        place.num_blocks,
+        first,
+        *([0] * len(TERMS)),
+    ]

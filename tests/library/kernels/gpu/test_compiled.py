@@ -1,0 +1,55 @@
+"""What the compilers make of the kernels, for GPUs that need not be there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import support
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="module")
+def table() -> list[list[str]]:
+    """The rows of the table in docs/gpu.md, made anew: its cells."""
+    script = Path(next(iter(support.__path__)), "gpu_figures.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, script, "compiled"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+
+
+def figures(cell: str) -> dict[str, int]:
+    return dict(zip(("registers", "spilt", "shared", "instructions"), map(int, cell.split(" · ")), strict=True))
+
+
+@pytest.mark.slow
+def test_every_kernel_builds_for_every_gpu(table: list[list[str]]) -> None:
+    assert {row[0] for row in table} == {"`advance`", "`turn`", "`redo`"}
+    for row in table:
+        assert all(figures(cell)["instructions"] > 100 for cell in row[5:]), row
+
+
+@pytest.mark.slow
+def test_nothing_is_spilt_for_blocks_of_up_to_16_nor_ever_by_advance(table: list[list[str]]) -> None:
+    assert len(table[0][5:]) == 4
+    for row in table:
+        if int(row[1]) <= 16 or row[0] == "`advance`":
+            assert [figures(cell)["spilt"] for cell in row[5:]] == [0] * 4, row
+
+
+@pytest.mark.slow
+def test_the_docs_have_the_table_that_the_compilers_give(table: list[list[str]]) -> None:
+    triton = pytest.importorskip("triton")
+    text = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    if f"Triton {triton.__version__}" not in text:
+        pytest.skip("the docs tell of another version of Triton")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `") and " · " in line]
+    assert rows == table

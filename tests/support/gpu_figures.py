@@ -1,0 +1,231 @@
+"""The figures of `docs/gpu.md`, made without a GPU.
+
+    python tests/support/gpu_figures.py compiled    what the compilers report, for each kernel and GPU
+    python tests/support/gpu_figures.py counted     what one block executes, counted by the interpreter
+
+Each prints a table in Markdown. Triton decides at import whether it compiles or interprets: a process does one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+COMPILED = "compiled"
+os.environ["TRITON_INTERPRET"] = "0" if COMPILED in sys.argv else "1"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch  # noqa: E402
+import triton  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from blockadapt.kernels.gpu import work  # noqa: E402
+from support.blocks import PATHS, take_, training  # noqa: E402
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+
+CASES = [
+    ("plain", 10, torch.float32),
+    ("plain", 2, torch.float32),
+    ("amsgrad, new basis", 16, torch.float32),
+    ("amsgrad, kept basis", 16, torch.float32),
+    ("amsgrad, new basis", 64, torch.float32),
+    ("amsgrad, kept basis", 64, torch.float32),
+    ("plain", 10, torch.float64),
+    ("amsgrad, new basis", 16, torch.float64),
+    ("amsgrad, kept basis", 16, torch.float64),
+]
+"""`advance` is the same kernel for all n but 2."""
+
+
+def launches_of(path: str, n: int, dtype: torch.dtype, target: GPUTarget) -> list[work.Launch]:
+    """The launches of one such step, as on such a GPU with 108 multiprocessors."""
+    of_nvidia = work.registers(torch.device("cuda"))
+    work.processors, work.lanes_on = (lambda device: 108), (lambda device, blocks: target.warp_size)
+    registers, work.registers = work.registers, lambda device: of_nvidia if target.backend == "cuda" else {}
+    case = PATHS[path](training(n, 40, dtype))
+    place = case.segment().place
+    order = work.Order(place.batch, [place], case.refresh)
+    try:
+        return order._launches(torch.zeros(1, dtype=torch.int64))
+    finally:
+        work.registers = registers
+
+
+def build(launch: work.Launch, target: GPUTarget) -> Any:
+    """Compile a launch for a GPU that need not be there."""
+    names = launch.function.arg_names
+    given = dict(zip(names, launch.arguments, strict=False))
+    pointers = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64"}
+    signature = {
+        name: "constexpr" if name not in given else pointers[value.dtype] if isinstance(value, torch.Tensor) else "i32"
+        for name, value in ((name, given.get(name)) for name in names)
+    }
+    constants = {(names.index(name),): value for name, value in launch.options.items() if name in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    options = {name: value for name, value in launch.options.items() if name not in names}
+    source = ASTSource(launch.function, signature, constants, aligned)
+    return triton.compile(source, target=target, options=options)
+
+
+def figures(built: Any, target: GPUTarget) -> dict[str, int]:
+    """Registers and spills a thread, shared memory a program, and instructions."""
+    if target.backend == "hip":
+        text = built.asm["amdgcn"]
+
+        def value(name: str) -> int:
+            return int(re.findall(rf"\.{name}:\s+(\d+)", text)[0])
+
+        instructions = len(re.findall(r"^\s+[svdb][a-z]*_[a-z0-9_]+", text, re.MULTILINE))
+        spilt = value("private_segment_fixed_size")
+        return {"registers": value("vgpr_count"), "spilt": spilt, "shared": built.metadata.shared, "size": instructions}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(built.asm["cubin"])
+        tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+        usage = subprocess.run([tools / "cuobjdump", "-res-usage", path], capture_output=True, text=True, check=True)
+        sass = subprocess.run([tools / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
+    found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage.stdout)}
+    instructions = len(re.findall(r"/\*[0-9a-f]{4,}\*/\s", sass))
+    spilt = found["STACK"] + found["LOCAL"]
+    return {"registers": found["REG"], "spilt": spilt, "shared": built.metadata.shared, "size": instructions}
+
+
+def check_lanes(built: Any, target: GPUTarget) -> None:
+    """A lane is the same thread throughout: there is one layout, one number a thread, and nothing is exchanged."""
+    text = built.asm["ttgir"]
+    layouts = re.findall(r"#ttg\.\w+<\{.*?\}>", text)
+    one = (
+        f"#ttg.blocked<{{sizePerThread = [1], threadsPerWarp = [{target.warp_size}], warpsPerCTA = [1], order = [0]}}>"
+    )
+    assert layouts == [one], layouts
+    assert "convert_layout" not in text
+
+
+def compiled() -> Iterator[tuple[str, int, str, str, int, dict[str, dict[str, int]]]]:
+    """(kernel, n, step, statistics, warps, figures by GPU) of every launch of every case."""
+    for path, n, dtype in CASES:
+        launches = {name: launches_of(path, n, dtype, target) for name, target in TARGETS.items()}
+        for i, launch in enumerate(launches["sm_80"]):
+            if launch.function.__name__ == "redo" and n == 10:
+                continue  # the same as for 16
+            built = {name: build(launches[name][i], target) for name, target in TARGETS.items()}
+            if launch.function.__name__ == "advance":
+                for name, target in TARGETS.items():
+                    check_lanes(built[name], target)
+            found = {name: figures(built[name], target) for name, target in TARGETS.items()}
+            statistics, warps = str(dtype).removeprefix("torch."), launch.options["num_warps"]
+            yield launch.function.__name__, n, path, statistics, warps, found
+
+
+def print_compiled() -> None:
+    print("| kernel | n | step | statistics | warps | " + " | ".join(TARGETS) + " |")
+    print("|---" * (5 + len(TARGETS)) + "|")
+    for kernel, n, path, statistics, warps, found in compiled():
+        each = (" · ".join(map(str, found[name].values())) for name in TARGETS)
+        print("| " + " | ".join((f"`{kernel}`", str(n), path, statistics, str(warps), *each)) + " |", flush=True)
+
+
+def count(path: str, n: int) -> Counter[str]:
+    """What a program executes for one tile of 32 typical blocks: rows loaded and stored, and operations on rows."""
+    from triton.runtime import interpreter
+
+    builder, counts = interpreter.InterpreterBuilder, Counter[str]()
+    kinds = {
+        "loads": ("create_masked_load",),
+        "stores": ("create_masked_store",),
+        "operations": ("binary_op", "unary_op", "ternary_op", "create_rsqrt"),
+    }
+
+    def counted(kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(self: Any, first: Any, *rest: Any) -> Any:
+            counts[kind] += -(-first.data.size // 32) if first.data.size > 1 else 0
+            return method(self, first, *rest)
+
+        return wrapper
+
+    work.lanes_on = lambda device, blocks: 32
+    case = PATHS[path](training(n, 32, torch.float32))
+    before = {name: getattr(builder, name) for names in kinds.values() for name in names}
+    try:
+        for kind, names in kinds.items():
+            for name in names:
+                setattr(builder, name, counted(kind, before[name]))
+        from blockadapt.kernels.gpu.kernel import TritonKernel
+
+        take_(TritonKernel(), {case.batch: [case.segment()]})
+    finally:
+        for name, method in before.items():
+            setattr(builder, name, method)
+    return counts
+
+
+class Device(NamedTuple):
+    """What the estimate knows of a GPU: bytes a second, multiprocessors, cycles a second."""
+
+    memory: float
+    cache: float
+    processors: int
+    clock: float
+
+
+DEVICES = {"A100": Device(1.56e12, 4e12, 108, 1.41e9), "H100": Device(3.35e12, 5.5e12, 132, 1.7e9)}
+"""A100 SXM 40 GB and H100 SXM: data sheets, but for the L2 cache, whose figures are rough."""
+
+
+def estimate(found: Counter[str], n: int, kept: bool, device: Device) -> tuple[float, float, float]:
+    """Nanoseconds a block when the GPU is full, at best and at worst, and microseconds for a tile that is alone.
+
+    A full GPU is bound by instructions (two more for each row's address), by the L1 cache (a line a cycle; a row of V
+    is 32 lines, for blocks lie one after another), by what is written through to L2, or by memory. At best these
+    overlap and the longest counts; at worst they add up. A lone tile waits 5 cycles for an operation, 35 for a row.
+    """
+    rows = found["loads"] + found["stores"]
+    triangle = n * (n + 1) // 2
+    cycles = device.processors * device.clock
+    moved = 4 * (2 * triangle + 5 * n + kept * (n * n + 2 * n))
+    times = (
+        (found["operations"] + 3 * rows) / (4 * cycles) / 32,
+        (rows + 31 * 2 * triangle) / cycles / 32,
+        found["stores"] * 128 / device.cache / 32,
+        moved / device.memory,
+    )
+    alone = (5 * found["operations"] + 35 * found["loads"]) / device.clock
+    return max(times) * 1e9, sum(times) * 1e9, alone * 1e6
+
+
+def short(number: float) -> str:
+    """Two digits, or all before the point."""
+    return f"{number:.2g}" if number < 10 else f"{number:,.0f}"
+
+
+def print_counted() -> None:
+    kinds = ("loads", "stores", "operations")
+    heads = [f"{name}: ns a block, full; µs, one tile" for name in DEVICES]
+    print("| n | step | rows loaded | rows stored | operations | " + " | ".join(heads) + " |")
+    print("|---" * (5 + len(heads)) + "|")
+    for n in (1, 2, 4, 9, 10, 16, 25, 64):
+        for path in ("plain", "kept basis"):
+            found = count(path, n)
+            cells = [str(n), path, *(f"{found[kind]:,}" for kind in kinds)]
+            for device in DEVICES.values():
+                best, worst, alone = estimate(found, n, path == "kept basis", device)
+                cells.append(f"{short(best)} – {short(worst)}; {short(alone)}")
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    print_compiled() if COMPILED in sys.argv else print_counted()
