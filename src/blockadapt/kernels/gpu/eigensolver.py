@@ -163,7 +163,7 @@ def diagonalise_(n, d, e, y, log, most, LANES: tl.constexpr, REAL: tl.constexpr)
 
     A sweep runs through the rows that some lane still works on. Each lane has its own shift, from the last 2 × 2 that
     is coupled there; where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities,
-    so that no lane depends on its neighbours. For what counts as zero see `kernels.cpu.eigensolver.diagonalise_`. There
+    so that no lane depends on its neighbours. For what counts as zero see `kernels.cpu.thresholds`. There
     is a row before e's first, which is written and never read.
 
     Returns:
