@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow browser bench lint clean
+.PHONY: help demo test test-slow browser mutants bench lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r target words; do printf '%-10s %s\n' "$$target" "$$words"; done
@@ -25,6 +25,9 @@ browser:  ## install Debian's Chromium, which tests of the report's page need; t
 		echo "make browser: cannot install Chromium without apt-get and root; install it so that \`chromium\` is in PATH." >&2; exit 1; \
 	fi; \
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium chromium-driver
+
+mutants: $(READY)  ## break the library in one place after another, and see whether the tests notice
+	$(BIN)/python tests/mutants/mutants.py
 
 bench: $(READY)  ## speed and memory, as ratios within one run; leave the machine alone meanwhile
 	$(BIN)/blockadapt bench --out bench

@@ -123,7 +123,7 @@ def like_layout(values: Array, param: Tensor) -> Tensor:
 
 def flat(tensors: Sequence[Tensor]) -> Array:
     """All coordinates, in the order in which a param group counts them."""
-    return np.concatenate([t.detach().double().reshape(-1).numpy() for t in tensors])
+    return np.concatenate([t.detach().resolve_neg().double().reshape(-1).numpy() for t in tensors])
 
 
 # ------------------------------------------------------------------------------------------------------- the two sides
@@ -139,7 +139,7 @@ def blocks_of(
     total = sum(math.prod(shape) for shape in shapes)
     if isinstance(grouping, IndexGroups) or grouping == "joint":
         blocks = grouping.groups if isinstance(grouping, IndexGroups) else [list(range(total))]
-        return blocks, [max(map(len, blocks))] * len(blocks)
+        return blocks, [max(map(len, blocks), default=0)] * len(blocks)
     every: list[list[int]] = []
     ranks: list[int] = []
     offset = 0

@@ -120,14 +120,16 @@ class Block:
     rank: int
     m: Array
     accumulator: Array
-    basis: Array
+    basis: Array | None
     largest: Array
-    beta1_product: float = 1.0
     t: int = 0
 
 
 class DenseOracle:
     """One param group, one dense matrix per block.
+
+    Every option but the blocks may be assigned between steps and counts from the next step on. What a step has no use
+    for under its options is forgotten: Σ̂ without AMSGrad, U without `refresh_every`.
 
     Args:
         x: Start, flat over the whole group.
@@ -144,6 +146,7 @@ class DenseOracle:
         refresh_every: k; the basis is recomputed when t ≤ rank or (t − 1) mod k = 0.
         maximize: Ascend.
         ranks: See `Block`; the block sizes unless given.
+        together: Blocks span parameters, so that all of them take every step, whichever coordinates have a gradient.
     """
 
     def __init__(
@@ -163,6 +166,7 @@ class DenseOracle:
         refresh_every: int = 1,
         maximize: bool = False,
         ranks: Sequence[int] | None = None,
+        together: bool = False,
     ) -> None:
         self.x: Array = np.array(x, dtype=np.float64)
         self.kind = kind
@@ -179,6 +183,7 @@ class DenseOracle:
         self.beta1_decay = beta1_decay
         self.refresh_every = refresh_every
         self.maximize = maximize
+        self.together = together
         named = sorted(coordinate for block in blocks for coordinate in block)
         assert named == list(range(self.x.size)), "the blocks are not a partition"
         if ranks is None:
@@ -189,7 +194,7 @@ class DenseOracle:
                 rank,
                 np.zeros(len(block)),
                 np.zeros((len(block),) * 2),
-                np.eye(len(block)),
+                None,
                 np.zeros(len(block)),
             )
             for block, rank in zip(blocks, ranks, strict=True)
@@ -203,7 +208,7 @@ class DenseOracle:
         everywhere = present is None or bool(present.all())
         for block in self.blocks:
             here = None if everywhere else present[block.coordinates]
-            if here is not None and not here.any():
+            if here is not None and not here.any() and not self.together:
                 continue
             x, g = self.x[block.coordinates], grad[block.coordinates]
             if self.maximize:
@@ -227,7 +232,6 @@ class DenseOracle:
         if self.kind == "adamw":
             x = x - self.lr * self.weight_decay * x
         beta1 = self.beta1 * self.beta1_decay ** (block.t - 1)
-        block.beta1_product *= beta1
         block.m = beta1 * block.m + (1 - beta1) * g
         if self.clip is not None:
             lower, upper, target = self.bounds(block.t)
@@ -237,6 +241,8 @@ class DenseOracle:
         if self.amsgrad:
             block.largest = np.maximum(block.largest, spectrum)
             spectrum = block.largest
+        else:
+            block.largest = np.zeros(len(block.coordinates))
         s = self._effective_spectrum(block, spectrum)
         return x - basis @ (s * (basis.T @ block.m))
 
@@ -250,17 +256,19 @@ class DenseOracle:
 
     def _decompose(self, block: Block, V: Array) -> tuple[Array, Array]:
         """Basis and spectrum, the spectrum ascending."""
-        if block.t <= block.rank or (block.t - 1) % self.refresh_every == 0:
-            spectrum, block.basis = np.linalg.eigh(V)
+        basis = block.basis
+        if basis is None or block.t <= block.rank or (block.t - 1) % self.refresh_every == 0:
+            spectrum, basis = np.linalg.eigh(V)
         else:
-            spectrum = np.diag(block.basis.T @ V @ block.basis)
+            spectrum = np.diag(basis.T @ V @ basis)
+        block.basis = basis if self.refresh_every > 1 else None
         order = np.argsort(spectrum, kind="stable")
-        return block.basis[:, order], np.maximum(spectrum[order], 0.0)
+        return basis[:, order], np.maximum(spectrum[order], 0.0)
 
     def _effective_spectrum(self, block: Block, spectrum: Array) -> Array:
         alpha = self.lr / math.sqrt(block.t) if self.averages else self.lr
         if self.bias_correction:
-            alpha /= 1 - block.beta1_product
+            alpha /= 1 - self.beta1**block.t * self.beta1_decay ** (block.t * (block.t - 1) / 2)
             if not self.averages:
                 spectrum = spectrum / (1 - self.beta2**block.t)
         s = alpha / (np.sqrt(spectrum) + self.eps)
