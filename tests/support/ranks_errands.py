@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import warnings
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from blockadapt import BlockAdam, IndexGroups
+from blockadapt.diagnostics.operators import units_with_coordinates
 from blockadapt.optimizers import BlockOptimizer
 from support.contract_cases import case, param_bits, run, twins
 
@@ -26,15 +28,16 @@ Options = dict[str, Any]
 
 
 class Wide(nn.Module):
-    """Where `rows` is 24, shards on 1, 2 and 3 ranks begin where blocks of 4 begin."""
+    """Where `rows` is 24, shards on 1, 2 and 3 ranks begin where blocks of 4 begin. `scale` lies on one rank only."""
 
     def __init__(self, rows: int = 24) -> None:
         super().__init__()
         self.first = nn.Linear(10, rows)
         self.second = nn.Linear(rows, rows)
+        self.scale = nn.Parameter(torch.ones(1, rows))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.tanh(self.first(x)))
+        return self.second(torch.tanh(self.first(x))) * self.scale
 
 
 def built(kind: str, options: Options, rows: int = 24, seed: int = 5, **how: Any) -> tuple[nn.Module, BlockAdam]:
@@ -204,11 +207,12 @@ def under_ddp(steps: int, group: bool) -> list[Tensor]:
 
 def shared_refusals() -> dict[str, str]:
     """What an optimizer with a process group says to what it cannot do."""
-    import copy
-
     net, optimizer = built("shared", {})
     train(net, optimizer, range(1))
-    say = {"copied": message(lambda: copy.deepcopy(optimizer))}
+    say = {
+        "copied": message(lambda: copy.deepcopy(optimizer)),
+        "recorded": message(lambda: units_with_coordinates(optimizer)),
+    }
     if dist.get_rank() == 0:
         net.first.weight.grad = None
     say["gradients"] = message(optimizer.step)
@@ -294,12 +298,19 @@ def resume(kinds: Sequence[str], options: Options, steps: range, folder: str) ->
     return {(saved, kind): _resumed(saved, kind, options, steps, folder) for saved in FLAT for kind in kinds}
 
 
-def _resumed(saved: str, kind: str, options: Options, steps: range, folder: str) -> list[Tensor]:
+def resumed_after_a_clip_has_closed(options: Options, folder: str) -> list[Tensor]:
+    """Save a run that has no V any more, load it into another model, and train on."""
+    save(options, 7, folder)
+    planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
+    return _resumed("shared", "fsdp", options, range(7, 12), folder, planner)
+
+
+def _resumed(saved: str, kind: str, options: Options, steps: range, folder: str, planner: Any = None) -> list[Tensor]:
     net, optimizer = built(kind, options, seed=99)
     how = StateDictOptions(flatten_optimizer_state_dict=FLAT[saved])
     model_state, state = get_state_dict(net, optimizer, options=how)
     states = {"model": model_state, "optimizer": state}
-    dcp.load(states, checkpoint_id=f"{folder}/{saved}")
+    dcp.load(states, checkpoint_id=f"{folder}/{saved}", planner=planner)
     set_state_dict(net, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"], options=how)
     train(net, optimizer, steps)
     return whole(net.parameters())

@@ -321,6 +321,7 @@ class SharedOut:
         self._owner, self._group = owner, group
         self._size, self._rank = dist.get_world_size(group), dist.get_rank(group)
         self._device = torch.device("cpu")
+        self._meshes: dict[str, Any] = {}
         self._key: list[tuple[Unit, object]] = []
         self._buckets: list[_Bucket] = []
         self._alone: list[Unit] = []
@@ -339,7 +340,8 @@ class SharedOut:
             assert isinstance(whole, Partition)
             unit.cut = whole.between(first, last)
             before = (whole.border(first) or 0) if whole.num_blocks else 0
-            mesh = DeviceMesh.from_group(self._group, unit.owner.device.type)
+            kind = unit.owner.device.type
+            mesh = self._meshes.get(kind) or self._meshes.setdefault(kind, DeviceMesh.from_group(self._group, kind))
             blocks = before, whole.num_blocks
             unit.share = RowShare((first, last), whole.length, blocks, mesh, [Shard(0)], borders)
 

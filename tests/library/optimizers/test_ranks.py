@@ -152,6 +152,7 @@ def test_what_a_process_group_does_not_allow_is_refused() -> None:
     first, second = together(2, ranks_errands.shared_refusals)
     for said in (first, second):
         assert said["copied"].startswith("TypeError: BlockAdam: an optimizer with a `process_group` cannot be copied")
+        assert said["recorded"].startswith("ValueError: diagnostics: `optimizer` must be one whose blocks all lie in")
         assert said["gradients"].startswith("ValueError: BlockAdam: `grad` must be there for the same parameters in")
     assert second["outside"].startswith("ValueError: BlockAdam: `process_group` must be a process group that this")
 
@@ -261,6 +262,12 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one_two_and_three(tmp_path: Path
                     assert distance(params, alone) < 1e-6
                 else:
                     assert param_bits(params) == param_bits(alone), (ranks, saved, kind)
+
+
+def test_a_checkpoint_without_second_moments_goes_on(tmp_path: Path) -> None:
+    options = {"block_size": 4, "clip": SpectrumClip(0.1, gamma=80.0)}
+    for params in together(2, ranks_errands.resumed_after_a_clip_has_closed, options, str(tmp_path)):
+        assert param_bits(params) == param_bits(one_process(options, steps=12))
 
 
 def test_what_one_process_saved_goes_on_with_two() -> None:
