@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockadapt.errors import NonFiniteGradientError
 from blockadapt.moments import statistics_dtype
-from blockadapt.optimizers.ranks import is_sharded, local
+from blockadapt.optimizers.ranks import are_sharded, is_sharded, local
 from blockadapt.optimizers.unit import Group, describe
 from blockadapt.partition import MAX_BLOCK
 from blockadapt.validation import Described, is_plain, refusal
@@ -24,6 +24,7 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
         RuntimeError: A gradient is sparse.
         ValueError: A gradient has another shape, device or kind than its parameter, whose data may have been replaced.
     """
+    sharded = are_sharded(group["params"])
     for position, param in enumerate(group["params"]):
         grad = param.grad
         if grad is None:
@@ -32,7 +33,7 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
             rule = f"dense (for {describe(group, index, position)})"
             raise RuntimeError(refusal(owner, "grad", rule, grad.layout))
         alike = grad.shape == param.shape and grad.device == param.device
-        if alike and grad.dtype.is_floating_point and _lie_alike(grad, param):
+        if alike and grad.dtype.is_floating_point and (_lie_alike(grad, param) if sharded else is_plain(grad)):
             continue
         whose = describe(group, index, position)
         kind = f"a DTensor with placements {tuple(param.placements)}" if is_sharded(param) else "a plain tensor"
@@ -54,9 +55,10 @@ def are_usable(group: Group, coupled: float) -> bool:
     moved = [param for param in group["params"] if param.grad is not None and param.grad.numel()]
     if not moved:
         return True
-    norm = _norm([local(param.grad) for param in moved])
-    if coupled:
-        norm += coupled * _norm([local(param.detach()) for param in moved])
+    xs, grads = [param.detach() for param in moved] if coupled else [], [param.grad for param in moved]
+    if are_sharded(moved):
+        xs, grads = [*map(local, xs)], [*map(local, grads)]
+    norm = _norm(grads) + (coupled * _norm(xs) if coupled else 0.0)
     if norm**2 <= torch.finfo(torch.float32).max:  # one fast pass: a small norm has no large entry
         return True
     limit = _limit(group["params"])

@@ -85,6 +85,12 @@ def is_sharded(tensor: object) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def are_sharded(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of them is a DTensor. Asked in every step, so it looks at each kind of tensor once."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in {*map(type, tensors)})
+
+
 def local(tensor: Any) -> Tensor:
     """What of a tensor lies in this process."""
     here: Tensor = tensor.to_local() if is_sharded(tensor) else tensor

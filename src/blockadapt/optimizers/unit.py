@@ -181,8 +181,9 @@ class Unit:
         """Whether all is as the last step left it."""
         if self.known is None or not self.known.holds(kept, states):
             return False
-        here = zip(self.params, self.known.tensors, strict=False)
-        return self.share is None or all(self.part(param) is tensor for param, tensor in here)
+        if self.share is None:
+            return True
+        return all(self.part(param) is tensor for param, tensor in zip(self.params, self.known.tensors, strict=False))
 
     def cut_anew(self) -> None:
         """Cut the parameters as they are now."""

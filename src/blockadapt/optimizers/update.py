@@ -61,8 +61,8 @@ class Update:
 
     def add_parameter(self, unit: Unit, state: State, refresh: bool, coefficients: Coefficients) -> None:
         """Add all blocks of a parameter that is cut by a named grouping."""
-        param, cut = unit.part(unit.owner), unit.cut
-        grad = _readable(unit.gradient(unit.owner))
+        owner, cut = unit.owner, unit.cut
+        param, grad = unit.part(owner), _readable(unit.gradient(owner))
         assert isinstance(cut, Partition)
         dtype = statistics_dtype(param)
         places = unit.places
@@ -74,7 +74,7 @@ class Update:
             assert places is not None  # staged tensors are contiguous
         elif grad.stride() != param.stride() and not (grad.is_contiguous() and param.is_contiguous()):
             grad = torch.empty_strided(param.shape, param.stride(), dtype=dtype, device=grad.device).copy_(grad)
-        self.moved.append(unit.owner)
+        self.moved.append(owner)
         for place in places:
             self.add(place, grad, refresh, coefficients)
 
