@@ -17,7 +17,7 @@ import hashlib
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -129,6 +129,9 @@ class Partition:
     The parameter is read as a matrix [rows, columns]. `down` says whether runs go down a column (`"input"`) or along
     a row (all others). Blocks are ordered so that a slice of the parameter's first axis is a slice of its blocks.
     `length` is the length of that first axis.
+
+    A slice of rows has a partition too: `whole` is that of the whole parameter, and `shards` the number of slices that
+    cut through its blocks, 0 if every slice begins where a block begins.
     """
 
     grouping: str
@@ -137,14 +140,34 @@ class Partition:
     n: int
     down: bool = False
     length: int = 1
+    whole: Partition | None = None
+    shards: int = 0
 
     def __str__(self) -> str:
-        return f"runs of {self.n} {'down a column' if self.down else 'along a row'} of {self.extent}"
+        extent = (self.whole or self).extent
+        shards = f" in {self.shards} shards" if self.shards else ""
+        return f"runs of {self.n} {'down a column' if self.down else 'along a row'} of {extent}{shards}"
 
     @cached_property
     def fingerprint(self) -> tuple[int, ...]:
-        """Four numbers that tell this cut from any other."""
-        return self.n, int(self.down), self.extent, self.lines
+        """Four numbers that tell this cut from any other. All slices of a parameter have that of the whole."""
+        whole = self.whole or self
+        return self.n, int(self.down) + 2 * self.shards, whole.extent, whole.lines
+
+    @cached_property
+    def grain(self) -> int:
+        """The fewest rows of the first axis that hold whole blocks: at each multiple of it a block begins."""
+        if self.down:
+            return self.n
+        row = self.lines * self.columns // max(1, self.length)
+        return 1 if row % max(1, self.columns) == 0 else self.n // math.gcd(self.n, row)
+
+    def between(self, first: int, last: int, shards: int = 0) -> Partition:
+        """The partition of rows [first, last) alone, whose runs begin at row `first`."""
+        rows, columns = (last - first, *self.rows[1:]), self.columns
+        if self.rows[0] != self.length:  # all coordinates are one line
+            rows, columns = self.rows, (last - first) * (self.columns // max(1, self.length))
+        return replace(self, rows=rows, columns=columns, length=last - first, whole=self, shards=shards)
 
     def border(self, row: int) -> int | None:
         """Blocks before this row of the parameter's first axis; None where the row begins within a block.
@@ -237,6 +260,15 @@ class Partition:
             return [state.view(*self.rows, width)]
         grid = state.view(self.lines, self.runs, width)
         return [grid[:, :full], grid[:, full:]] if short else [grid]
+
+
+def block_flops(n: int) -> int:
+    """Floating-point operations to update V, solve a block of n and apply its spectral function.
+
+    n = 1 has a closed form. Else 3n(n+1)/2 for V, 4n³/3 to reduce it to tridiagonal form, about 4n³ for the
+    rotations that diagonalise that, and 8n² to carry m there and back.
+    """
+    return 12 if n == 1 else round(3 * n * (n + 1) / 2 + 16 * n**3 / 3 + 8 * n * n)
 
 
 Cut = Partition | IndexGroups

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
 
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers import BlockAdam, BlockOptimizer
+from blockadapt.optimizers.ranks import shares
 from blockadapt.optimizers.storage import block_state_names, state_shape
 from blockadapt.optimizers.unit import Unit
+from blockadapt.partition import Cut, Partition
+from blockadapt.partition import block_flops as block_flops
+from blockadapt.validation import require_integer
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class PlanRow:
     sizes: dict[int, int]
     state_bytes: int
     flops: int
+    rank_bytes: tuple[int, ...] = ()
 
     @property
     def num_blocks(self) -> int:
@@ -39,15 +45,16 @@ class PlanRow:
     def cells(self) -> tuple[str, ...]:
         """The row of the table."""
         shape = "×".join(map(str, self.shape))
-        return (self.name, shape, self.grouping, _sizes(self.sizes), _bytes(self.state_bytes), _count(self.flops))
+        state = _state(self.state_bytes, self.rank_bytes)
+        return (self.name, shape, self.grouping, _sizes(self.sizes), *state, _count(self.flops))
 
 
 @dataclass(frozen=True)
 class Plan:
     """What an optimizer will do with each parameter; `str` gives a table.
 
-    `flops` counts a step that solves every block; it is an estimate by `block_flops`.
-    Frozen parameters take no state and no time.
+    `flops` counts a step that solves every block; it is an estimate by `block_flops`. `rank_bytes` is the memory of
+    the state on each rank, where several share the blocks out. Frozen parameters take no state and no time.
 
     Example:
         >>> plan(torch.nn.Linear(784, 10)).num_blocks
@@ -56,6 +63,7 @@ class Plan:
 
     rows: Sequence[PlanRow]
     num_parameters: int
+    ranks: int = 1
 
     @property
     def num_blocks(self) -> int:
@@ -77,14 +85,20 @@ class Plan:
         return sum(row.state_bytes for row in self.rows)
 
     @property
+    def rank_bytes(self) -> tuple[int, ...]:
+        """Memory of the optimizer state on each rank."""
+        return tuple(sum(row.rank_bytes[rank] for row in self.rows) for rank in range(self.ranks))
+
+    @property
     def flops(self) -> int:
         """Floating-point operations a step."""
         return sum(row.flops for row in self.rows)
 
     def __str__(self) -> str:
-        head = ("parameter", "shape", "grouping", "blocks", "state", "flops a step")
+        state = ("state", "largest rank") if self.ranks > 1 else ("state",)
+        head = ("parameter", "shape", "grouping", "blocks", *state, "flops a step")
         table = [head, *(row.cells() for row in self.rows)]
-        sums = (_sizes(self.sizes), _bytes(self.state_bytes), _count(self.flops))
+        sums = (_sizes(self.sizes), *_state(self.state_bytes, self.rank_bytes), _count(self.flops))
         table.append(("total", f"{self.num_parameters:,}", "", *sums))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
@@ -92,11 +106,12 @@ class Plan:
         return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
-def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, **options: Any) -> Plan:
+def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: int = 1, **options: Any) -> Plan:
     """What `BlockAdam` with these options will do: grouping, blocks, state and flops of each parameter. Trains nothing.
 
     Args:
         model_or_params: A model, parameters, named parameters, param groups, or an optimizer of the family.
+        ranks: Processes that share the blocks out, as `process_group` does.
         **options: Options of `BlockAdam`. An optimizer has its own, and takes none here.
 
     Example:
@@ -116,32 +131,48 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, **options:
         params = model_or_params.named_parameters() if isinstance(model_or_params, nn.Module) else model_or_params
         groups = [dict(entry) if isinstance(entry, dict) else entry for entry in params]  # torch fills them in
         optimizer = BlockAdam(groups, **options)
-    rows = [_row(optimizer, unit) for unit in optimizer.units()]
-    return Plan(rows, sum(p.numel() for group in optimizer.param_groups for p in group["params"]))
+    require_integer("plan", "ranks", ranks, least=1)
+    units = optimizer.units()
+    groups_of_units = [[unit for unit in units if unit.index == i] for i in range(len(optimizer.param_groups))]
+    rows = [
+        _row(optimizer, unit, borders)
+        for together in groups_of_units
+        for unit, borders in zip(together, shares(together, ranks), strict=True)
+    ]
+    rows = [replace(row, rank_bytes=row.rank_bytes or (row.state_bytes,) * ranks) for row in rows]
+    return Plan(rows, sum(p.numel() for group in optimizer.param_groups for p in group["params"]), ranks)
 
 
-def block_flops(n: int) -> int:
-    """Floating-point operations to update V, solve a block of n and apply its spectral function.
-
-    n = 1 has a closed form. Else 3n(n+1)/2 for V, 4n³/3 to reduce it to tridiagonal form, about 4n³ for the
-    rotations that diagonalise that, and 8n² to carry m there and back.
-    """
-    return 12 if n == 1 else round(3 * n * (n + 1) / 2 + 16 * n**3 / 3 + 8 * n * n)
-
-
-def _row(optimizer: BlockOptimizer, unit: Unit) -> PlanRow:
-    params, group, sizes = unit.params, unit.group, unit.cut.sizes
+def _row(optimizer: BlockOptimizer, unit: Unit, borders: Sequence[int] | None) -> PlanRow:
+    params, cut = unit.params, unit.whole
     shape = (sum(p.numel() for p in params),) if unit.spans else tuple(unit.owner.shape)
     if not any(p.requires_grad or p.grad is not None for p in params):
         return PlanRow(unit.name, shape, "frozen", {}, 0, 0)
+    flops = sum(count * block_flops(n) for n, count in cut.sizes.items())
+    state_bytes = _state_bytes(optimizer, unit, cut, sum(p.numel() for p in params))
+    on_each: list[int] = []
+    if borders is not None and isinstance(cut, Partition):
+        row, known = unit.owner[:1].numel(), dict[int, int]()  # ranks hold one number of rows or another
+        for first, last in pairwise(borders):
+            if last - first not in known:
+                piece = cut.between(first, last)
+                known[last - first] = _state_bytes(optimizer, unit, piece, (last - first) * row)
+            on_each.append(known[last - first])
+    return PlanRow(unit.name, shape, unit.grouping, cut.sizes, state_bytes, flops, tuple(on_each))
+
+
+def _state_bytes(optimizer: BlockOptimizer, unit: Unit, cut: Cut, coordinates: int) -> int:
+    """Memory of the state of so many coordinates in the blocks of a cut."""
+    group = unit.group
     names = block_state_names(group.get("amsgrad", False), group["refresh_every"])
-    numbers = sum(math.prod(state_shape(name, unit.cut)) for name in names)
-    if optimizer.averages_gradient:
-        numbers += sum(p.numel() for p in params)
-    counts = len(params) + len(unit.cut.fingerprint)  # a step counter each, and how the blocks are cut
-    state_bytes = numbers * statistics_dtype(unit.owner).itemsize + 8 * counts
-    flops = sum(count * block_flops(n) for n, count in sizes.items())
-    return PlanRow(unit.name, shape, unit.grouping, sizes, state_bytes, flops)
+    numbers = sum(math.prod(state_shape(name, cut)) for name in names) + coordinates * optimizer.averages_gradient
+    counts = len(unit.params) + len(cut.fingerprint)  # a step counter each, and how the blocks are cut
+    return numbers * statistics_dtype(unit.owner).itemsize + 8 * counts
+
+
+def _state(total: int, on_each: Sequence[int]) -> tuple[str, ...]:
+    """The state of all, and of the rank that has most of it, if there are several."""
+    return (_bytes(total), _bytes(max(on_each))) if len(on_each) > 1 else (_bytes(total),)
 
 
 def _sizes(sizes: dict[int, int]) -> str:

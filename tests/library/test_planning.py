@@ -13,6 +13,8 @@ from blockadapt import BlockAdam, BlockRMSprop, IndexGroups, Plan, param_groups,
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.planning import block_flops
 from support.contract_cases import CASES, CLASSES, Net, OptimizerCase, everything, run, scattered_groups, twins
+from support.processes import together
+from support.ranks_errands import shared_state_bytes
 
 
 def state_bytes(optimizer: BlockOptimizer) -> int:
@@ -169,3 +171,18 @@ def test_a_plan_of_nothing_is_empty() -> None:
     empty = Plan([], 0)
     assert (empty.num_blocks, empty.state_bytes, empty.flops, empty.sizes) == (0, 0, 0, {})
     assert "total" in str(empty)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("options", [OPTIONS["default"], OPTIONS["amsgrad and refresh"], OPTIONS["joint"]])
+def test_the_planned_state_of_each_rank_is_what_it_holds_after_a_step(options: dict[str, Any], ranks: int) -> None:
+    (model,) = twins(count=1)
+    planned = plan(model, ranks=ranks, **options)
+    assert [*planned.rank_bytes] == together(ranks, shared_state_bytes, options)
+    assert plan(model, **options).rank_bytes == (planned.state_bytes,)
+    assert "largest rank" in str(planned)
+
+
+def test_a_plan_for_no_rank_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^plan: `ranks` must be an integer >= 1, got 0\.$"):
+        plan(nn.Linear(2, 2), ranks=0)

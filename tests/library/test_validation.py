@@ -144,7 +144,7 @@ OWN_OPTIONS: dict[type[BlockOptimizer], list[Bad]] = {
 CONSTRUCTOR_ONLY: list[Bad] = [
     Bad("backend", "cuda", BACKEND_NAMES, "'cuda'"),
     Bad("backend", None, BACKEND_NAMES, "None"),
-    Bad("process_group", "world", "None (blocks are not shared among processes yet)", "'world'"),
+    Bad("process_group", "world", "a process group that this process is in, or None", "'world'"),
 ]
 
 

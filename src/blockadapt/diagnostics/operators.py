@@ -15,6 +15,7 @@ from blockadapt.optimizers.storage import WIDTHS, state_rows, steps_taken
 from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import IndexGroups
 from blockadapt.spectrum import SpectralFunction, Spectrum, effective
+from blockadapt.validation import Described, require
 
 BlockState = Mapping[str, Tensor]
 """The state tensors of blocks by their names in `WIDTHS`; empty before the first step and once the clip has closed."""
@@ -55,8 +56,17 @@ def parts(unit: Unit, tensors: Sequence[Tensor], *states: BlockState) -> Iterato
 
 
 def units_with_coordinates(optimizer: BlockOptimizer) -> list[Unit]:
-    """All units of an optimizer that have any."""
-    return [unit for unit in optimizer.units() if any(param.numel() for param in unit.params)]
+    """All units of an optimizer that have any.
+
+    Raises:
+        ValueError: Several processes share its blocks.
+    """
+    units = optimizer.units()
+    ok = all(unit.share is None for unit in units)
+    require(
+        ok, "diagnostics", "optimizer", "one whose blocks all lie in this process", Described("one that shares them")
+    )
+    return [unit for unit in units if any(param.numel() for param in unit.params)]
 
 
 @dataclass(frozen=True)

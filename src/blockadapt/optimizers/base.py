@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from blockadapt.kernels import Coefficients, Descent, Kernel, get_kernel
+from blockadapt.errors import NonFiniteGradientError
+from blockadapt.kernels import Coefficients, Descent, Dispatcher, Kernel, get_kernel
 from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
-from blockadapt.optimizers.ranks import OneProcess, Ranks
+from blockadapt.optimizers.ranks import OwnShards, Ranks, SharedOut, Verdict, is_sharded, require_placements
 from blockadapt.optimizers.storage import State, all_in_form, block_state_names, shapes_of, steps_taken
-from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed
+from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed, units_of
 from blockadapt.optimizers.update import Update
 from blockadapt.partition import IndexGroups, require_grouping
 from blockadapt.spectrum import INVERSE_ROOT, SpectralFunction, Spectrum, SpectrumClip, resolution_of
@@ -32,7 +34,7 @@ from blockadapt.validation import (
     require_number,
 )
 
-_NOT_OPTIONS = ("params", "param_names", "base_lr", "initial_lr", "differentiable")
+_NOT_OPTIONS = ("params", "param_names", "base_lr", "initial_lr", "differentiable", checkpoint.FORMAT_KEY)
 _FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend", "process_group")
 """Options that some optimizers of the family have in their param groups, and others do not."""
 
@@ -54,17 +56,18 @@ class BlockOptimizer(Optimizer):
     """f in s(λ) = clip(f(λ̂), λₗ, λᵤ); a subclass may bring another."""
 
     def __init__(self, params: Any, defaults: dict[str, Any], backend: str | Kernel, process_group: Any) -> None:
-        rule = "None (blocks are not shared among processes yet)"
-        require(process_group is None, type(self).__name__, "process_group", rule, process_group)
         self._backend = backend
+        self._process_group = process_group
         self._set_up()
         super().__init__(params, {**defaults, "skipped_steps": 0})
 
     def _set_up(self) -> None:
         """Make what is not kept in a copy or a pickle."""
-        self.kernels = get_kernel(self._backend, type(self).__name__)
-        self._ranks: Ranks = OneProcess()
-        self._units = Units(self._require_options_of, self._require_cut_of)
+        owner, group = type(self).__name__, self._process_group
+        self.kernels = get_kernel(self._backend, owner)
+        self._more_kernels: list[Dispatcher] = []
+        self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
+        self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
 
     # What a subclass says ------------------------------------------------------------------------------------------
 
@@ -98,27 +101,63 @@ class BlockOptimizer(Optimizer):
 
         Raises:
             NonFiniteGradientError: A gradient is not finite, and the group has `on_nonfinite="raise"`.
-            RuntimeError: A gradient is sparse.
+            RuntimeError: A gradient is sparse, or another process failed or was lost.
             ValueError: An option, a gradient or the state is not what a step can take; the message says which.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        units = self.units()
-        if self._has_usable_gradients():
-            update = Update(self.spectral_function)
-            known: dict[tuple[int, int, torch.dtype], Coefficients] = {}
-            for unit in units:
-                if unit.is_moved():
-                    self._prepare(unit, update, known)
-            update.apply_(self.kernels)
-            self._ranks.publish_()
+        self._ranks.require_whole()
+        try:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            updates = self._made_ready()
+        except BaseException as error:
+            verdict = Verdict.NOT_FINITE if isinstance(error, NonFiniteGradientError) else Verdict.FAILED
+            with suppress(RuntimeError):  # the others do not answer: there is a reason to raise as it is
+                self._ranks.agree(verdict)
+            raise
+        if self._ranks.agree(Verdict.SKIP if updates is None else Verdict.GO) is Verdict.SKIP:
+            for group in self.param_groups:
+                group["skipped_steps"] += 1
+            return loss
+        for bucket, update in enumerate(updates or ()):
+            update.write_()
+            self._ranks.publish(bucket)
+        self._ranks.finish_()
         return loss
+
+    def _made_ready(self) -> list[Update] | None:
+        """The step, ready to be written, one update for each bucket of units; None to skip it. Changes nothing."""
+        units = self.units()
+        if not self._has_usable_gradients():
+            return None
+        updates = []
+        known: dict[tuple[int, int, torch.dtype], Coefficients] = {}
+        for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
+            update = Update(self.spectral_function)
+            for unit in together:
+                self._prepare(unit, update, known)
+            update.prepare(self._kernels_of(bucket))
+            updates.append(update)
+        return updates
+
+    def _kernels_of(self, bucket: int) -> Dispatcher:
+        """Kernels of its own for each bucket: they keep what they know of the blocks that they moved last."""
+        while len(self._more_kernels) < bucket:
+            self._more_kernels.append(get_kernel(self._backend))
+        return self._more_kernels[bucket - 1] if bucket else self.kernels
 
     def units(self) -> list[Unit]:
         """Its units of blocks. Options that were set since the last step are checked here."""
-        return self._units.of(self.param_groups)
+        units = self._units.of(self.param_groups)
+        self._ranks.warn()
+        return units
+
+    def units_of(self, group: Group, index: int) -> list[Unit]:
+        """The units that a group with these options would have in this place."""
+        units = list(units_of(group, index))
+        self._ranks.share_out(units)
+        return units
 
     def _prepare(self, unit: Unit, update: Update, known: dict[tuple[int, int, torch.dtype], Coefficients]) -> None:
         """Put one unit's part of the step into `update`; changes nothing.
@@ -134,7 +173,7 @@ class BlockOptimizer(Optimizer):
         states = self._states(unit, held, kept, update)
         if closed:
             for param, state in zip(unit.params, states, strict=True):
-                update.add_scaled(param, state, coefficients)
+                update.add_scaled(unit, param, state, coefficients)
             return
         # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
         due = step <= max(unit.cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
@@ -177,7 +216,7 @@ class BlockOptimizer(Optimizer):
         since the step before, nothing is looked at again.
         """
         states = held
-        if unit.known is None or not unit.known.holds(kept, held):
+        if not unit.is_known(kept, held):
             unit.forget()
             if [param.shape for param in unit.params] != unit.shapes:  # the data were replaced
                 self._require_cut_of(unit.group)
@@ -190,7 +229,8 @@ class BlockOptimizer(Optimizer):
 
     def _remember(self, unit: Unit, kept: Sequence[str]) -> None:
         """All is in order now."""
-        unit.known = Known.of(kept, unit.params, [self.state[param] for param in unit.params])
+        parts = [unit.part(param) for param in unit.params]
+        unit.known = Known.of(kept, parts, [self.state[param] for param in unit.params])
 
     def _fitted(self, unit: Unit, param: Tensor, kept: Sequence[str], update: Update) -> State:
         """The state of a parameter for this step; see `_states`.
@@ -200,9 +240,9 @@ class BlockOptimizer(Optimizer):
             RuntimeError: The second moment was freed when the clip closed, and is needed now.
         """
         owner, whose = type(self).__name__, self._describe(unit, param)
-        self._require_writable(param, whose)
+        self._require_writable(unit.part(param), whose)
         held = self.state.get(param, {})
-        shapes = shapes_of(param, unit.cut if param is unit.owner else None)
+        shapes = shapes_of(unit.shape(param), unit.cut if param is unit.owner else None)
         fitted = all_in_form(owner, whose, held, shapes, param, unit.cut)
         needed = ["step"] + ["exp_avg"] * self.averages_gradient + (["cut", *kept] if kept else [])
         for name in needed:
@@ -233,7 +273,7 @@ class BlockOptimizer(Optimizer):
             return torch.zeros((), dtype=torch.int64)
         if name == "cut":
             return torch.tensor(unit.cut.fingerprint, dtype=torch.int64)
-        return self._ranks.zeros(param, shape, statistics_dtype(param))
+        return torch.zeros(shape, dtype=statistics_dtype(param), device=unit.part(param).device)
 
     def _require_writable(self, param: Tensor, whose: str) -> None:
         """Raise unless a kernel may write into this parameter's memory."""
@@ -265,8 +305,8 @@ class BlockOptimizer(Optimizer):
         return max(int(group["skipped_steps"]) for group in self.param_groups)
 
     def _has_usable_gradients(self) -> bool:
-        """Whether to step. Raises at what can never be used; a step to be skipped is counted."""
-        owner, skip = type(self).__name__, False
+        """Whether to step. Raises at what can never be used."""
+        owner, usable = type(self).__name__, True
         for index, group in enumerate(self.param_groups):
             require_gradients(owner, group, index)
             if group["on_nonfinite"] == "propagate":
@@ -276,12 +316,8 @@ class BlockOptimizer(Optimizer):
                 continue
             if group["on_nonfinite"] == "raise":
                 raise unusable(owner, group, index, coupled)
-            skip = True
-        if self._ranks.agree(skip):
-            for group in self.param_groups:
-                group["skipped_steps"] += 1
-            return False
-        return True
+            usable = False
+        return usable
 
     # torch.optim.Optimizer -----------------------------------------------------------------------------------------
 
@@ -293,6 +329,7 @@ class BlockOptimizer(Optimizer):
         group = self.param_groups[-1]
         lr = group["lr"]
         group.setdefault("base_lr", lr.clone() if isinstance(lr, Tensor) else lr)
+        group[checkpoint.FORMAT_KEY] = checkpoint.FORMAT
         try:
             self.require_group(group)
         except Exception:
@@ -348,7 +385,10 @@ class BlockOptimizer(Optimizer):
         for param in group["params"]:
             require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
             require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
-            require(is_plain(param), owner, "params", "plain tensors", Described(type(param).__name__))
+            if is_sharded(param):
+                self._require_sharded(param, group["grouping"])
+            else:
+                require(is_plain(param), owner, "params", "plain tensors", Described(type(param).__name__))
         require_grouping(owner, group["grouping"], group["block_size"], group["params"])
         if isinstance(group["grouping"], IndexGroups) or group["grouping"] == "joint":
             kinds = {(statistics_dtype(p), p.device) for p in group["params"]}
@@ -356,8 +396,24 @@ class BlockOptimizer(Optimizer):
             value = Described(" and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)))
             require(len(kinds) <= 1, owner, "params", rule, value)
 
+    def _require_sharded(self, param: Tensor, grouping: Any) -> None:
+        """Raise unless a DTensor can be cut where it is sharded."""
+        owner = type(self).__name__
+        require(
+            self._process_group is None, owner, "params", "plain tensors with a `process_group`", Described("DTensor")
+        )
+        require_placements(owner, param)
+        spans = isinstance(grouping, IndexGroups) or grouping == "joint"
+        rule = "one that cuts each parameter by itself where parameters are DTensors"
+        require(not spans, owner, "grouping", rule, grouping)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_backend": self._backend}
+        if self._process_group is not None:
+            raise TypeError(
+                f"{type(self).__name__}: an optimizer with a `process_group` cannot be copied or pickled; "
+                f"save its state_dict with torch.distributed.checkpoint."
+            )
+        return {**super().__getstate__(), "_backend": self._backend, "_process_group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         checkpoint.unshield_(state["state"])
@@ -366,6 +422,7 @@ class BlockOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state as tensors and plain data, blocks one after another: `torch.load(weights_only=True)` reads it."""
+        self._ranks.require_whole()
         return checkpoint.written(f"{type(self).__name__}.state_dict", super().state_dict(), self.units())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

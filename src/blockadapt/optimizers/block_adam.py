@@ -41,7 +41,8 @@ class BlockAdam(BlockOptimizer):
         on_nonfinite: At a non-finite gradient `"raise"` NonFiniteGradientError, `"skip"` the whole step and count it in
             `skipped_steps`, or `"propagate"` it unchecked.
         backend: The kernel: `"auto"` or `"eigh"`.
-        process_group: Not used yet; must be None.
+        process_group: Processes that have the same parameters and gradients, as under DDP, and share the blocks out:
+            each keeps the state of its own and moves them.
 
     Example:
         >>> model = torch.nn.Linear(784, 10)

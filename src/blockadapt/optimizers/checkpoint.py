@@ -19,15 +19,16 @@ from blockadapt.optimizers.storage import (
     steps_taken,
     to_blocks,
 )
-from blockadapt.optimizers.unit import Group, Unit, is_closed, units_of
+from blockadapt.optimizers.unit import COUNTS, Group, Unit, is_closed
 from blockadapt.partition import IndexGroups
 from blockadapt.spectrum import SpectrumClip
 from blockadapt.validation import Described, refusal
 
 FORMAT = 1
-"""The layout of a saved state. It stands in every param group, because some tools keep nothing else."""
+"""The layout of a saved state."""
 
-_FORMAT_KEY = "blockadapt_format"
+FORMAT_KEY = "blockadapt_format"
+"""Where it stands: in every param group, because some tools keep nothing else, and only what they find there before."""
 
 
 class Loads(Protocol):
@@ -40,6 +41,9 @@ class Loads(Protocol):
     def require_group(self, group: Group) -> None:
         """Raise unless a group's options are valid and fit its parameters."""
 
+    def units_of(self, group: Group, index: int) -> Sequence[Unit]:
+        """The units of a group with these options."""
+
 
 # Out ---------------------------------------------------------------------------------------------------------------
 
@@ -48,10 +52,17 @@ def written(owner: str, state_dict: dict[str, Any], units: Sequence[Unit]) -> di
     """The state dict of torch's base class with plain options, and all that blocks keep by block."""
     state = dict(state_dict["state"])
     for unit in units:
-        key = state_dict["param_groups"][unit.index]["params"][unit.position]
-        if key in state and (names := [name for name in WIDTHS if name in state[key]]):
-            require_same_cut(owner, f"{unit.name!r}", state[key]["cut"], unit.cut)
-            state[key] = {**state[key], **{name: to_blocks(name, unit.cut, state[key][name]) for name in names}}
+        keys = state_dict["param_groups"][unit.index]["params"][unit.position : unit.position + len(unit.params)]
+        if keys[0] in state and (names := [name for name in WIDTHS if name in state[keys[0]]]):
+            kept = state[keys[0]]
+            require_same_cut(owner, f"{unit.name!r}", kept["cut"], unit.cut)
+            state[keys[0]] = {**kept, **{name: to_blocks(name, unit.cut, kept[name]) for name in names}}
+        if unit.share is not None:
+            for key in [key for key in keys if key in state]:
+                state[key] = {
+                    name: value if name in COUNTS else unit.share.spread(name, value)
+                    for name, value in state[key].items()
+                }
     return {**state_dict, "state": state, "param_groups": [_plain(group) for group in state_dict["param_groups"]]}
 
 
@@ -62,7 +73,7 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
         group["clip"] = asdict(group["clip"])
     if isinstance(group["grouping"], IndexGroups):
         group["grouping"] = [list(block) for block in group["grouping"].groups]
-    return {_FORMAT_KEY: FORMAT, **{name: _plain_number(value) for name, value in group.items()}}
+    return {**{name: _plain_number(value) for name, value in group.items()}, FORMAT_KEY: FORMAT}
 
 
 def _plain_number(value: Any) -> Any:
@@ -109,7 +120,7 @@ def fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict[
             optimizer.require_group(present)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{owner}: the saved options do not fit this model. {error}") from None
-        for unit in units_of(present, index):
+        for unit in optimizer.units_of(present, index):
             keys = saved["params"][unit.position : unit.position + len(unit.params)]
             absent = [key for key in keys if key not in state]
             if 0 < len(absent) < len(keys):
@@ -124,9 +135,9 @@ def fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict[
 
 
 def _restored(owner: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """A param group with its options as they were; its format is not an option."""
+    """A param group with its options as they were."""
     group = dict(group)
-    found = group.pop(_FORMAT_KEY, None)
+    found = group.get(FORMAT_KEY)
     if found != FORMAT:
         rule = f"of format {FORMAT}, which this version reads"
         what = "one without a format; another optimizer or an older version wrote it" if found is None else repr(found)
@@ -170,7 +181,12 @@ def _entries(
     if not isinstance(saved, Mapping):
         raise ValueError(refusal(owner, "state", f"a dict of tensors (for {whose})", Described(type(saved).__name__)))
     cut = unit.cut if param is unit.owner else None
-    shapes = shapes_of(param, cut, tiled=False)
+    shapes = shapes_of(unit.shape(param), cut, tiled=False)
+    if unit.share is not None:
+        saved = {
+            name: unit.share.taken(name, value, shapes[name]) if name in {*shapes} - {*COUNTS} else value
+            for name, value in saved.items()
+        }
     if not optimizer.averages_gradient:
         del shapes["exp_avg"]
     entries = all_in_form(owner, whose, saved, shapes, param, unit.cut)

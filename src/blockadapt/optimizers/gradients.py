@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockadapt.errors import NonFiniteGradientError
 from blockadapt.moments import statistics_dtype
+from blockadapt.optimizers.ranks import are_sharded, is_sharded, local
 from blockadapt.optimizers.unit import Group, describe
 from blockadapt.partition import MAX_BLOCK
 from blockadapt.validation import Described, is_plain, refusal
@@ -22,6 +24,7 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
         RuntimeError: A gradient is sparse.
         ValueError: A gradient has another shape, device or kind than its parameter, whose data may have been replaced.
     """
+    sharded = are_sharded(group["params"])
     for position, param in enumerate(group["params"]):
         grad = param.grad
         if grad is None:
@@ -30,12 +33,21 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
             rule = f"dense (for {describe(group, index, position)})"
             raise RuntimeError(refusal(owner, "grad", rule, grad.layout))
         alike = grad.shape == param.shape and grad.device == param.device
-        if alike and grad.dtype.is_floating_point and is_plain(grad):
+        if alike and grad.dtype.is_floating_point and (_lie_alike(grad, param) if sharded else is_plain(grad)):
             continue
         whose = describe(group, index, position)
-        rule = f"a plain tensor of shape {tuple(param.shape)} on {param.device}, as its parameter is now (for {whose})"
+        kind = f"a DTensor with placements {tuple(param.placements)}" if is_sharded(param) else "a plain tensor"
+        rule = f"{kind} of shape {tuple(param.shape)} on {param.device}, as its parameter is now (for {whose})"
         found = f"{type(grad).__name__} of shape {tuple(grad.shape)} and {grad.dtype} on {grad.device}"
         raise ValueError(refusal(owner, "grad", rule, Described(found)))
+
+
+def _lie_alike(grad: Any, param: Any) -> bool:
+    """Whether both are plain, or both DTensors that lie on their mesh alike."""
+    if not is_sharded(param):
+        return is_plain(grad)
+    alike = is_sharded(grad) and grad.device_mesh == param.device_mesh and grad.placements == param.placements
+    return alike and is_plain(local(grad))
 
 
 def are_usable(group: Group, coupled: float) -> bool:
@@ -43,9 +55,10 @@ def are_usable(group: Group, coupled: float) -> bool:
     moved = [param for param in group["params"] if param.grad is not None and param.grad.numel()]
     if not moved:
         return True
-    norm = _norm([param.grad for param in moved])
-    if coupled:
-        norm += coupled * _norm([param.detach() for param in moved])
+    xs, grads = [param.detach() for param in moved] if coupled else [], [param.grad for param in moved]
+    if are_sharded(moved):
+        xs, grads = [*map(local, xs)], [*map(local, grads)]
+    norm = _norm(grads) + (coupled * _norm(xs) if coupled else 0.0)
     if norm**2 <= torch.finfo(torch.float32).max:  # one fast pass: a small norm has no large entry
         return True
     limit = _limit(group["params"])
@@ -71,8 +84,8 @@ def unusable(owner: str, group: Group, index: int, coupled: float) -> NonFiniteG
 def _magnitudes(param: Tensor, coupled: float) -> Tensor:
     """|grad| + coupled · |x|, which no |g| exceeds."""
     assert param.grad is not None
-    magnitudes = param.grad.to(statistics_dtype(param)).abs()
-    return magnitudes + coupled * param.detach().abs() if coupled else magnitudes
+    magnitudes = local(param.grad).to(statistics_dtype(param)).abs()
+    return magnitudes + coupled * local(param.detach()).abs() if coupled else magnitudes
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

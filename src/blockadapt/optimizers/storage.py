@@ -67,9 +67,9 @@ def state_shape(name: str, cut: Cut, tiled: bool = True) -> Shape:
     return (sum(map(math.prod, shapes)),)
 
 
-def shapes_of(param: Tensor, cut: Cut | None, tiled: bool = True) -> dict[str, Shape]:
+def shapes_of(shape: Shape, cut: Cut | None, tiled: bool = True) -> dict[str, Shape]:
     """Every entry that the state of a parameter may have; those of blocks only where they are kept, with a `cut`."""
-    shapes: dict[str, Shape] = {"step": (), "exp_avg": tuple(param.shape)}
+    shapes: dict[str, Shape] = {"step": (), "exp_avg": shape}
     if cut is not None:
         shapes["cut"] = (len(cut.fingerprint),)
         shapes |= {name: state_shape(name, cut, tiled) for name in WIDTHS}

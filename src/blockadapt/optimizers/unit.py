@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from blockadapt.kernels import Place
-from blockadapt.partition import Cut, IndexGroups, index_groups, partition, resolve
+from blockadapt.partition import Cut, IndexGroups, Partition, index_groups, partition, resolve
 from blockadapt.spectrum import SpectrumClip
 
 Group = dict[str, Any]
@@ -73,6 +73,31 @@ class Known(NamedTuple):
         return True
 
 
+class Share(Protocol):
+    """What of a unit lies in this process, where that is not simply all of it."""
+
+    @property
+    def rows(self) -> tuple[int, int] | None:
+        """The rows [first, last) of its parameter's first axis; None for all of it."""
+        ...
+
+    def part(self, param: Tensor) -> Tensor:
+        """These rows of a parameter, in the memory where they are moved."""
+        ...
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """These rows of its gradient."""
+        ...
+
+    def spread(self, name: str, local: Tensor) -> Tensor:
+        """A state tensor of these rows, or of the blocks in them, as a part of that of all processes."""
+        ...
+
+    def taken(self, name: str, spread: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The inverse of `spread`; also out of a plain tensor that holds all of it. `shape` is that of the result."""
+        ...
+
+
 @dataclass(eq=False)
 class Unit:
     """One parameter, or all parameters of a param group whose blocks span them.
@@ -82,8 +107,9 @@ class Unit:
         index: The group's position in the optimizer.
         position: The owner's position in the group.
         params: Its parameters, the owner first.
-        cut: Its blocks.
+        cut: Its blocks that lie in this process.
         shapes: The shapes of its parameters when it was cut.
+        share: What of it lies in this process; None if all of it does, in plain tensors.
         places: Where they lie, kept while nothing moves; None before the first step and where they are gathered.
         known: What `places` and all checks of the state depend on, as it was after the last step.
     """
@@ -94,6 +120,7 @@ class Unit:
     params: Sequence[Tensor]
     cut: Cut
     shapes: Sequence[torch.Size]
+    share: Share | None = None
     places: list[Place] | None = field(default=None, repr=False)
     known: Known | None = field(default=None, repr=False)
 
@@ -127,9 +154,36 @@ class Unit:
             return "explicit"
         return grouping if self.spans else resolve(grouping, self.owner.shape)
 
+    @property
+    def whole(self) -> Cut:
+        """Its blocks, wherever they lie."""
+        return (isinstance(self.cut, Partition) and self.cut.whole) or self.cut
+
+    def part(self, param: Tensor) -> Tensor:
+        """What of a parameter is moved here, as a plain tensor."""
+        return param if self.share is None else self.share.part(param)
+
+    def gradient(self, param: Tensor) -> Tensor | None:
+        """Its gradient, as a plain tensor."""
+        grad = param.grad
+        return grad if self.share is None or grad is None else self.share.gradient(grad)
+
+    def shape(self, param: Tensor) -> tuple[int, ...]:
+        """The shape of what lies here of a parameter."""
+        rows = self.share.rows if self.share is not None else None
+        return tuple(param.shape) if rows is None else (rows[1] - rows[0], *param.shape[1:])
+
     def is_moved(self) -> bool:
         """Whether any of it has a gradient."""
         return any(param.grad is not None for param in self.params)
+
+    def is_known(self, kept: Sequence[str], states: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether all is as the last step left it."""
+        if self.known is None or not self.known.holds(kept, states):
+            return False
+        if self.share is None:
+            return True
+        return all(self.part(param) is tensor for param, tensor in zip(self.params, self.known.tensors, strict=False))
 
     def cut_anew(self) -> None:
         """Cut the parameters as they are now."""
@@ -175,11 +229,18 @@ class Units:
     Args:
         require_options: Raises unless a group's options are valid by themselves.
         require_cut: Raises unless a group's parameters can be cut as its options say.
+        share_out: Says of all units of a group what of them lies in this process.
     """
 
-    def __init__(self, require_options: Callable[[Group], None], require_cut: Callable[[Group], None]) -> None:
+    def __init__(
+        self,
+        require_options: Callable[[Group], None],
+        require_cut: Callable[[Group], None],
+        share_out: Callable[[Sequence[Unit]], None],
+    ) -> None:
         self._require_options = require_options
         self._require_cut = require_cut
+        self._share_out = share_out
         self._known: list[_Group] = []
 
     def of(self, groups: Sequence[Group]) -> list[Unit]:
@@ -200,6 +261,7 @@ class Units:
         if not _are_equal(known.cutting, cutting):
             self._require_cut(group)
             units = list(units_of(group, index))
+            self._share_out(units)
         return _Group(options, cutting, units)
 
 

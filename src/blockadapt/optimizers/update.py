@@ -1,4 +1,4 @@
-"""Stage 5: one step in the making. Nothing is touched until `apply_`, and that either finishes or changes nothing."""
+"""Stage 5: one step in the making. Nothing is touched until `write_`, and all that may raise lies before it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Batch, Coefficients, Dispatcher, Place, Segment
+from blockadapt.kernels import Batch, Change, Coefficients, Dispatcher, Place, Segment
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.storage import State, segment_states
 from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import IndexGroups, Partition
 from blockadapt.spectrum import SpectralFunction
+
+Scaled = tuple[Tensor, Tensor, Tensor | None]
+"""Parameter, gradient and first moment of what moves without linear algebra."""
 
 
 def places_of(cut: Partition, x: Tensor, state: State, function: SpectralFunction) -> list[Place] | None:
@@ -32,14 +35,16 @@ def places_of(cut: Partition, x: Tensor, state: State, function: SpectralFunctio
 
 @dataclass
 class Update:
-    """Collects what a step is to do; `apply_` does it."""
+    """Collects what a step is to do; `prepare` makes it ready, `write_` does it."""
 
     function: SpectralFunction
     batches: dict[Batch, list[Segment]] = field(default_factory=dict)
-    scaled: list[tuple[Tensor, Tensor, Tensor | None, Coefficients]] = field(default_factory=list)
+    scaled: dict[Coefficients, list[Scaled]] = field(default_factory=dict)
     counters: list[Tensor] = field(default_factory=list)
     moved: list[Tensor] = field(default_factory=list)
     finish: list[Callable[[], object]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    descents: list[list[Tensor]] = field(default_factory=list)
 
     def add(self, place: Place, grad: Tensor, refresh: bool, coefficients: Coefficients) -> None:
         """Put a segment into the batch of its size."""
@@ -56,8 +61,8 @@ class Update:
 
     def add_parameter(self, unit: Unit, state: State, refresh: bool, coefficients: Coefficients) -> None:
         """Add all blocks of a parameter that is cut by a named grouping."""
-        param, cut = unit.owner, unit.cut
-        grad = _readable(param.grad)
+        owner, cut = unit.owner, unit.cut
+        param, grad = unit.part(owner), _readable(unit.gradient(owner))
         assert isinstance(cut, Partition)
         dtype = statistics_dtype(param)
         places = unit.places
@@ -69,7 +74,7 @@ class Update:
             assert places is not None  # staged tensors are contiguous
         elif grad.stride() != param.stride() and not (grad.is_contiguous() and param.is_contiguous()):
             grad = torch.empty_strided(param.shape, param.stride(), dtype=dtype, device=grad.device).copy_(grad)
-        self.moved.append(param)
+        self.moved.append(owner)
         for place in places:
             self.add(place, grad, refresh, coefficients)
 
@@ -78,13 +83,16 @@ class Update:
 
         A parameter without a gradient counts with a zero gradient, which its m takes in, and is not moved.
         """
-        params, groups = unit.params, unit.cut
+        groups = unit.cut
         assert isinstance(groups, IndexGroups)
         dtype, device = statistics_dtype(unit.owner), unit.owner.device
-        staged = [self.stage(param, param.grad, dtype) for param in params]
-        self.moved += [param for param in params if param.grad is not None]
+        params, grads = [unit.part(param) for param in unit.params], [unit.gradient(param) for param in unit.params]
+        staged = [self.stage(param, grad, dtype) for param, grad in zip(params, grads, strict=True)]
+        self.moved += [param for param in unit.params if param.grad is not None]
         x, g = (torch.cat([pair[i].flatten() for pair in staged]) for i in (0, 1))
-        still = torch.cat([torch.full((p.numel(),), p.grad is None, device=device) for p in params])
+        still = torch.cat(
+            [torch.full((x.numel(),), g is None, device=device) for x, g in zip(params, grads, strict=True)]
+        )
         descent = coefficients.descent
         if descent.coupled:
             g += torch.where(still, 0, descent.sign * descent.coupled * x)
@@ -112,29 +120,31 @@ class Update:
 
         self.finish.insert(0, scatter)  # before the staged parameters are written back
 
-    def add_scaled(self, param: Tensor, state: State, coefficients: Coefficients) -> None:
+    def add_scaled(self, unit: Unit, owner: Tensor, state: State, coefficients: Coefficients) -> None:
         """Add a parameter whose spectrum is one number: x ← shrink · x − α* m, with no linear algebra.
 
         A parameter without a gradient is treated as `add_group` does.
         """
-        if param.grad is None:
+        param, grad = unit.part(owner), unit.gradient(owner)
+        if grad is None:
             if "exp_avg" in state:
                 self.finish.append(lambda: state["exp_avg"].mul_(coefficients.first.beta))
             return
-        grad, dtype = _readable(param.grad), statistics_dtype(param)
-        self.moved.append(param)
+        grad, dtype = _readable(grad), statistics_dtype(param)
+        self.moved.append(owner)
         x, g = (param.detach(), grad) if param.dtype == grad.dtype == dtype else self.stage(param, grad, dtype)
-        self.scaled.append((x, g, state.get("exp_avg"), coefficients))
+        self.scaled.setdefault(coefficients, []).append((x, g, state.get("exp_avg")))
 
-    def apply_(self, kernels: Dispatcher) -> None:
-        """Do the step."""
-        scaled = _by_coefficients(self.scaled)
-        # New tensors are made before anything is written: memory may run out.
-        changes = kernels.prepare(self.batches)
-        gradients = [_descent(entries, coefficients) for coefficients, entries in scaled.items()]
-        for change in changes:
+    def prepare(self, kernels: Dispatcher) -> None:
+        """Make the step ready. New tensors are made here, before anything is written: memory may run out."""
+        self.changes = kernels.prepare(self.batches)
+        self.descents = [_descent(entries, coefficients) for coefficients, entries in self.scaled.items()]
+
+    def write_(self) -> None:
+        """Do the step that was made ready."""
+        for change in self.changes:
             change.write_()
-        for (coefficients, entries), gs in zip(scaled.items(), gradients, strict=True):
+        for (coefficients, entries), gs in zip(self.scaled.items(), self.descents, strict=True):
             _scaled_step_(entries, gs, coefficients)
         if self.counters:
             torch._foreach_add_(self.counters, 1)
@@ -149,16 +159,7 @@ def _readable(grad: Tensor | None) -> Tensor:
     return grad.clone().resolve_neg() if grad.is_neg() or grad._is_zerotensor() else grad
 
 
-def _by_coefficients(
-    scaled: Sequence[tuple[Tensor, Tensor, Tensor | None, Coefficients]],
-) -> dict[Coefficients, list[tuple[Tensor, Tensor, Tensor | None]]]:
-    together: dict[Coefficients, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
-    for *tensors, coefficients in scaled:
-        together.setdefault(coefficients, []).append(tuple(tensors))  # type: ignore[arg-type]
-    return together
-
-
-def _descent(entries: Sequence[tuple[Tensor, Tensor, Tensor | None]], coefficients: Coefficients) -> list[Tensor]:
+def _descent(entries: Sequence[Scaled], coefficients: Coefficients) -> list[Tensor]:
     """g = sign · grad + coupled · x, new tensors where that differs from grad."""
     descent = coefficients.descent
     gs = [g for _, g, _ in entries]
@@ -169,9 +170,7 @@ def _descent(entries: Sequence[tuple[Tensor, Tensor, Tensor | None]], coefficien
     return gs
 
 
-def _scaled_step_(
-    entries: Sequence[tuple[Tensor, Tensor, Tensor | None]], gs: list[Tensor], coefficients: Coefficients
-) -> None:
+def _scaled_step_(entries: Sequence[Scaled], gs: list[Tensor], coefficients: Coefficients) -> None:
     """x ← shrink · x − α* m for many parameters at once; the clip's interval has closed on α* = spectrum.upper."""
     descent, first, _, spectrum = coefficients
     xs = [x for x, _, _ in entries]

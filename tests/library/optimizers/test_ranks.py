@@ -1,0 +1,281 @@
+"""Many processes: what they compute together is what one computes, and a step happens in all of them or in none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blockadapt import BlockAdam, SpectrumClip
+from blockadapt.optimizers.ranks import shares
+from blockadapt.optimizers.unit import units_of
+from blockadapt.partition import Partition, block_flops, partition
+from support import ranks_errands
+from support.contract_cases import CASES, param_bits, run, twins
+from support.processes import together
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "output": {"grouping": "output"},
+    "amsgrad, kept bases": {"amsgrad": True, "refresh_every": 3},
+    "closing clip": {"clip": SpectrumClip(0.1, gamma=40.0), "weight_decay": 0.1},
+}
+STEPS = 20
+
+
+def one_process(options: dict[str, Any], rows: int = 24, steps: int = STEPS) -> list[Tensor]:
+    net, optimizer = ranks_errands.built("one", options, rows)
+    ranks_errands.train(net, optimizer, range(steps))
+    return ranks_errands.whole(net.parameters())
+
+
+def distance(a: list[Tensor], b: list[Tensor]) -> float:
+    return max((x - y).abs().max().item() for x, y in zip(a, b, strict=True))
+
+
+# FSDP2 -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shards_that_begin_where_blocks_begin_train_as_one_process(ranks: int) -> None:
+    options = [{"block_size": 4, **each} for each in OPTIONS.values()]
+    alone = [one_process(each) for each in options]
+    for results in together(ranks, ranks_errands.trained, "fsdp", options, STEPS):
+        assert all(distance(a, b) < 1e-5 for a, b in zip(alone, results, strict=True))
+
+
+def test_every_way_to_shard_trains_alike() -> None:
+    alone = one_process({"block_size": 4}, rows=16, steps=5)
+    (rounded,) = [policies[3] for policies in together(1, ranks_errands.trained_under_policies, 5)]
+    for resharded, kept, replicated, rounded_too in together(4, ranks_errands.trained_under_policies, 5):
+        assert max(distance(alone, each) for each in (resharded, kept, replicated)) < 1e-6
+        assert distance(rounded, rounded_too) == 0 < distance(alone, rounded)
+
+
+@pytest.mark.parametrize(("ranks", "rows"), [(2, 9), (3, 7), (3, 4)])  # of 4 rows the third rank has none
+def test_shards_that_begin_within_blocks_cut_them_there_and_say_so_once(ranks: int, rows: int) -> None:
+    net, _ = ranks_errands.built("one", {}, rows)
+    pieces = [[nn.Parameter(piece.detach().clone()) for piece in p.chunk(ranks)] for p in net.parameters()]
+    optimizer = BlockAdam([piece for part in pieces for piece in part], block_size=4)
+    for step in range(5):
+        with torch.no_grad():
+            for param, part in zip(net.parameters(), pieces, strict=True):
+                param.copy_(torch.cat(part))
+        net.zero_grad()
+        generator = torch.Generator().manual_seed(step)
+        x, y = torch.randn(12, 10, generator=generator), torch.randn(12, 1, generator=generator)
+        net(x).sub(y).square().mean().backward()
+        for param, part in zip(net.parameters(), pieces, strict=True):
+            for piece, grad in zip(part, param.grad.chunk(ranks), strict=True):  # type: ignore[union-attr]
+                piece.grad = grad.clone()
+        optimizer.step()
+    answers = together(ranks, ranks_errands.torn, rows, 5)
+    for params, _ in answers:
+        assert distance(params, [torch.cat(part).detach() for part in pieces]) < 1e-6
+    (said,) = answers[0][1]
+    assert all(f"'{name}'" in said for name in ("first.weight", "first.bias", "second.weight", "second.bias"))
+    assert "Use grouping='output', or give each rank a number of rows that is a multiple of `block_size`." in said
+    assert not any(warned for _, warned in answers[1:])
+
+
+def test_what_cannot_be_cut_where_it_is_sharded_is_refused_by_name() -> None:
+    for said in together(2, ranks_errands.refusals):
+        grouping = (
+            "ValueError: BlockAdam: `grouping` must be one that cuts each parameter by itself where parameters are"
+        )
+        assert said["joint"] == f"{grouping} DTensors, got 'joint'."
+        assert said["explicit"] == f"{grouping} DTensors, got IndexGroups(1 blocks over 48 coordinates)."
+        assert said["columns"] == (
+            "ValueError: BlockAdam: `params` must be replicated, or sharded along dimension 0 over one dimension of "
+            "the mesh, where they are DTensors, got placements (Shard(dim=1),)."
+        )
+        assert said["shared"] == (
+            "ValueError: BlockAdam: `params` must be plain tensors with a `process_group`, got DTensor."
+        )
+        assert said["gradient"].startswith("ValueError: BlockAdam: `grad` must be a plain tensor of shape (8, 6)")
+
+
+def test_a_replicated_dtensor_steps_as_a_plain_parameter() -> None:
+    for spread, plain in together(2, ranks_errands.replicated, 5):
+        assert distance(spread, plain) == 0
+
+
+# Shared out --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "dtype"), [(2, torch.float32), (3, torch.float32), (3, torch.bfloat16)], ids=str)
+def test_shared_out_every_case_is_that_of_one_process_bit_for_bit(ranks: int, dtype: torch.dtype) -> None:
+    cases = [case for case in CASES if case.kwargs.get("backend") != "eigh"]
+    results = together(ranks, ranks_errands.every_case, [case.id for case in cases], dtype, 6)
+    for case in cases:
+        (net,) = twins(count=1, dtype=dtype)
+        run(case.build(net.parameters()), range(1, 7))
+        assert [param_bits(result[case.id]) for result in results] == [param_bits(net.parameters())] * ranks, case.id
+
+
+def test_shared_out_eigh_is_that_of_one_process_to_rounding() -> None:
+    """Its batched products round by the size of the batch."""
+    cases = [case for case in CASES if case.kwargs.get("backend") == "eigh"]
+    first, second = together(2, ranks_errands.every_case, [case.id for case in cases], torch.float64, 6)
+    for case in cases:
+        (net,) = twins(count=1, dtype=torch.float64)
+        run(case.build(net.parameters()), range(1, 7))
+        assert param_bits(first[case.id]) == param_bits(second[case.id])
+        assert distance(first[case.id], ranks_errands.whole(net.parameters())) < 1e-11, case.id
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_each_rank_holds_its_share_of_the_state(ranks: int) -> None:
+    options = {"block_size": 4, "amsgrad": True}
+    (alone,) = together(1, ranks_errands.state_held, options)
+    held = together(ranks, ranks_errands.state_held, options)
+    assert sum(held) == alone
+    assert max(held) <= alone / ranks * 1.05
+
+
+def test_buckets_that_follow_each_other_change_nothing() -> None:
+    options = {"block_size": 4, "refresh_every": 3}
+    for params in together(2, ranks_errands.in_small_buckets, options, 8):
+        assert param_bits(params) == param_bits(one_process(options, steps=8))
+
+
+def test_under_ddp_a_process_group_changes_nothing() -> None:
+    for plain, shared in together(2, ranks_errands.for_each, ranks_errands.under_ddp, [(5, False), (5, True)]):
+        assert param_bits(plain) == param_bits(shared)
+
+
+def test_what_a_process_group_does_not_allow_is_refused() -> None:
+    first, second = together(2, ranks_errands.shared_refusals)
+    for said in (first, second):
+        assert said["copied"].startswith("TypeError: BlockAdam: an optimizer with a `process_group` cannot be copied")
+        assert said["recorded"].startswith("ValueError: diagnostics: `optimizer` must be one whose blocks all lie in")
+        assert said["gradients"].startswith("ValueError: BlockAdam: `grad` must be there for the same parameters in")
+    assert second["outside"].startswith("ValueError: BlockAdam: `process_group` must be a process group that this")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
+def test_ranks_differ_by_less_than_one_grain_in_arithmetic(ranks: int) -> None:
+    shapes = [(300, 784), (300,), (100, 300), (100,), (10, 100), (10,), (64, 3, 3, 3), (7, 11), (), (1, 5), (0, 3)]
+    group = {"params": [torch.empty(shape) for shape in shapes], "grouping": "auto", "block_size": 10}
+    units = list(units_of(group, 0))
+    costs, largest = [0] * ranks, 0
+    for unit, borders in zip(units, shares(units, ranks), strict=True):
+        cut = unit.cut
+        assert isinstance(cut, Partition)
+        if borders is None:
+            assert not unit.owner.ndim
+            continue
+        assert (borders[0], borders[-1]) == (0, cut.length)
+        for rank in range(ranks):
+            piece = cut.between(*borders[rank : rank + 2])
+            costs[rank] += piece.num_blocks * block_flops(cut.n)
+        largest = max(largest, -(-cut.num_blocks * cut.grain // max(1, cut.length)) * block_flops(cut.n))
+    assert max(costs) - min(costs) <= largest
+
+
+@pytest.mark.parametrize("grouping", ["auto", "input", "output", "chunk", "tensor", "diagonal"])
+@pytest.mark.parametrize("shape", [(23, 7), (8, 6), (40,), (12, 5, 3, 3), (9, 10), (1, 4), (6, 1)])
+def test_the_blocks_of_a_slice_of_grains_are_a_slice_of_the_blocks(shape: tuple[int, ...], grouping: str) -> None:
+    cut = partition(shape, grouping, 4)
+    tensor = torch.arange(float(torch.Size(shape).numel())).view(shape)
+    blocks = {}
+    numbered = cut.state_views(torch.arange(cut.num_blocks).unsqueeze(1))
+    for coordinates, numbers in zip(cut.views(tensor) or (), numbered, strict=True):
+        blocks.update(zip(numbers.flatten().tolist(), coordinates.flatten(0, 1).tolist(), strict=True))
+    borders = [*range(0, cut.length, cut.grain), cut.length]
+    assert all(cut.border(row) is not None for row in borders)
+    inner = set(range(cut.length)) - {*borders}
+    assert all(cut.border(row) is None for row in inner if row % cut.grain)
+    for first in borders:
+        for last in [row for row in borders if row >= first]:
+            piece = cut.between(first, last)
+            start = cut.border(first)
+            assert start is not None
+            assert (piece.num_blocks, piece.fingerprint) == ((cut.border(last) or 0) - start, cut.fingerprint)
+            numbers_here = piece.state_views(torch.arange(start, start + piece.num_blocks).unsqueeze(1))
+            for coordinates, numbers in zip(piece.views(tensor[first:last]) or (), numbers_here, strict=True):
+                for number, block in zip(numbers.flatten().tolist(), coordinates.flatten(0, 1).tolist(), strict=True):
+                    assert blocks[number] == block
+
+
+# All or none -------------------------------------------------------------------------------------------------------
+
+
+KINDS = [("fsdp",), ("shared",)]
+
+
+def test_a_gradient_that_is_not_finite_in_one_process_stops_all() -> None:
+    expected = param_bits(one_process({"block_size": 4}, steps=3))
+    calls = [(*kind, "raise") for kind in KINDS]
+    first, second = together(2, ranks_errands.for_each, ranks_errands.with_one_bad_gradient, calls)
+    for (here, *others), (there, *theirs) in zip(first, second, strict=True):
+        said = "NonFiniteGradientError: BlockAdam: another process has a gradient that is not finite; parameters and"
+        assert here == f"{said} state are unchanged."
+        assert re.match("NonFiniteGradientError: BlockAdam: the gradient of 'second.weight' has 1 of", there)
+        assert others == theirs == [True, 0, expected]
+
+
+def test_a_gradient_that_is_not_finite_in_one_process_is_skipped_by_all() -> None:
+    expected = param_bits(one_process({"block_size": 4}, steps=3))
+    calls = [(*kind, "skip") for kind in KINDS]
+    for answers in together(2, ranks_errands.for_each, ranks_errands.with_one_bad_gradient, calls):
+        assert answers == [("nothing", True, 1, expected)] * 2
+
+
+def test_an_exception_in_one_process_stops_all() -> None:
+    first, second = together(2, ranks_errands.for_each, ranks_errands.with_one_exception, KINDS)
+    for (here, *others), (there, *theirs) in zip(first, second, strict=True):
+        said = "RuntimeError: BlockAdam: another process failed in this step; parameters and state are unchanged."
+        assert here == said
+        assert there == "ValueError: BlockAdam: `eps` must be a finite number > 0, got -1.0."
+        assert others == theirs == [True, param_bits(one_process({"block_size": 4}, steps=3))]
+
+
+@pytest.mark.parametrize("when", ["before", "after it agreed"])
+def test_when_a_process_is_killed_the_others_raise_and_their_parameters_are_as_before(when: str) -> None:
+    for first, second, saved, unchanged in together(3, ranks_errands.with_one_killed, when, timeout=5, lost=2):
+        assert unchanged
+        if when == "before":
+            said = "RuntimeError: BlockAdam: another process does not answer; parameters and state are unchanged."
+            assert (first, saved) == (said, "nothing")
+        else:
+            said = "RuntimeError: BlockAdam: another process was lost in a step; parameters are as before it, the state"
+            assert all(words.startswith(said) and "Load a checkpoint." in words for words in (first, second, saved))
+
+
+# Checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_one_two_and_three(tmp_path: Path) -> None:
+    options = {"block_size": 4, "lr": 0.01, "refresh_every": 3, "amsgrad": True, "clip": SpectrumClip(0.1, 0.05)}
+    alone = one_process(options, steps=12)
+    together(2, ranks_errands.save, options, 7, str(tmp_path))
+    for ranks, kinds in {1: ["one"], 2: ["shared", "fsdp"], 3: ["shared", "fsdp"]}.items():
+        for answers in together(ranks, ranks_errands.resume, kinds, options, range(7, 12), str(tmp_path)):
+            assert len(answers) == 2 * len(kinds)
+            for (saved, kind), params in answers.items():
+                if (ranks, kind) == (3, "fsdp"):  # a third of a sum of three is not always that number
+                    assert distance(params, alone) < 1e-6
+                else:
+                    assert param_bits(params) == param_bits(alone), (ranks, saved, kind)
+
+
+def test_a_checkpoint_without_second_moments_goes_on(tmp_path: Path) -> None:
+    options = {"block_size": 4, "clip": SpectrumClip(0.1, gamma=80.0)}
+    for params in together(2, ranks_errands.resumed_after_a_clip_has_closed, options, str(tmp_path)):
+        assert param_bits(params) == param_bits(one_process(options, steps=12))
+
+
+def test_what_one_process_saved_goes_on_with_two() -> None:
+    options = {"block_size": 4, "refresh_every": 3}
+    net, optimizer = ranks_errands.built("one", options)
+    ranks_errands.train(net, optimizer, range(5))
+    saved = optimizer.state_dict(), ranks_errands.whole(net.parameters())
+    alone = param_bits(one_process(options, steps=8))
+    calls = [(*kind, *saved, range(5, 8)) for kind in KINDS]
+    for answers in together(2, ranks_errands.for_each, ranks_errands.from_a_plain_state, calls):
+        assert [param_bits(params) for params in answers] == [alone] * 2

@@ -1,0 +1,335 @@
+"""What processes do in the tests of many processes. Each function is called in every process."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from blockadapt import BlockAdam, IndexGroups
+from blockadapt.diagnostics.operators import units_with_coordinates
+from blockadapt.optimizers import BlockOptimizer
+from support.contract_cases import case, param_bits, run, twins
+
+Options = dict[str, Any]
+
+
+class Wide(nn.Module):
+    """Where `rows` is 24, shards on 1, 2 and 3 ranks begin where blocks of 4 begin. `scale` lies on one rank only."""
+
+    def __init__(self, rows: int = 24) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, rows)
+        self.second = nn.Linear(rows, rows)
+        self.scale = nn.Parameter(torch.ones(1, rows))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x))) * self.scale
+
+
+def built(kind: str, options: Options, rows: int = 24, seed: int = 5, **how: Any) -> tuple[nn.Module, BlockAdam]:
+    """A model and its optimizer: "one" as in one process, "fsdp" sharded, "shared" with a `process_group`."""
+    torch.manual_seed(seed)
+    net = Wide(rows)
+    if kind == "fsdp":
+        for layer in (net.first, net.second, net):
+            fully_shard(layer, **how)
+    group = dist.group.WORLD if kind == "shared" else None
+    return net, BlockAdam(net.named_parameters(), **options, process_group=group)
+
+
+def train(net: nn.Module, optimizer: BlockOptimizer, steps: Iterable[int]) -> None:
+    """All processes see the same minibatch, so averaged gradients are those of one process."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(12, 10, generator=generator)
+        optimizer.zero_grad()
+        net(x).sub(torch.randn(12, 1, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def whole(params: Iterable[Any]) -> list[Tensor]:
+    """The parameters, gathered if they are sharded."""
+    return [(p.full_tensor() if isinstance(p, DTensor) else p).detach().clone() for p in params]
+
+
+def trained(kind: str, options: Sequence[Options], steps: int, rows: int = 24) -> list[list[Tensor]]:
+    """Parameters after so many steps, for each of the options."""
+    results = []
+    for each in options:
+        net, optimizer = built(kind, each, rows)
+        train(net, optimizer, range(steps))
+        results.append(whole(net.parameters()))
+    return results
+
+
+# FSDP2 -------------------------------------------------------------------------------------------------------------
+
+
+def trained_under_policies(steps: int) -> list[list[Tensor]]:
+    """Resharded after forward, not so, in bfloat16, and on a mesh whose first dimension replicates."""
+    pairs = init_device_mesh(
+        "cpu", (dist.get_world_size() // 2 or 1, min(2, dist.get_world_size())), mesh_dim_names=("copies", "rows")
+    )
+    policies: list[Options] = [
+        {"reshard_after_forward": True},
+        {"reshard_after_forward": False},
+        {"mesh": pairs},
+        {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)},
+    ]
+    results = []
+    for how in policies:
+        net, optimizer = built("fsdp", {"block_size": 4}, rows=16, **how)
+        train(net, optimizer, range(steps))
+        assert all(param.dtype == torch.float32 for param in net.parameters())
+        results.append(whole(net.parameters()))
+    return results
+
+
+def torn(rows: int, steps: int) -> tuple[list[Tensor], list[str]]:
+    """Parameters whose shards begin within blocks, and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net, optimizer = built("fsdp", {"block_size": 4}, rows)
+        train(net, optimizer, range(steps))
+    return whole(net.parameters()), [str(entry.message) for entry in caught if "blocks" in str(entry.message)]
+
+
+def message(call: Callable[[], object]) -> str:
+    """The type and the words of what is raised."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def refusals() -> dict[str, str]:
+    """What is said to DTensors that cannot be stepped."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    weight = torch.arange(48.0).view(8, 6)
+
+    def param(placement: Any) -> nn.Parameter:
+        return nn.Parameter(distribute_tensor(weight, mesh, [placement]))
+
+    def stepped(grad: Tensor) -> None:
+        plain = nn.Parameter(weight.clone())
+        plain.grad = grad
+        BlockAdam([plain]).step()
+
+    rows = param(Shard(0))
+    return {
+        "joint": message(lambda: BlockAdam([rows], grouping="joint")),
+        "explicit": message(lambda: BlockAdam([rows], grouping=IndexGroups([range(48)]))),
+        "columns": message(lambda: BlockAdam([param(Shard(1))])),
+        "shared": message(lambda: BlockAdam([rows], process_group=dist.group.WORLD)),
+        "gradient": message(lambda: stepped(distribute_tensor(weight, mesh, [Shard(0)]))),
+    }
+
+
+def replicated(steps: int) -> list[list[Tensor]]:
+    """A DTensor that every process has whole, and the same as a plain parameter."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(2)
+    weight, grads = torch.randn(9, 6), torch.randn(steps, 9, 6)
+    spread = nn.Parameter(distribute_tensor(weight, mesh, [Replicate()]))
+    plain = nn.Parameter(weight.clone())
+    optimizers = [BlockAdam([spread], block_size=4), BlockAdam([plain], block_size=4)]
+    for grad in grads:
+        spread.grad, plain.grad = distribute_tensor(grad, mesh, [Replicate()]), grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    return [whole([spread]), whole([plain])]
+
+
+# Shared out --------------------------------------------------------------------------------------------------------
+
+
+def every_case(ids: Sequence[str], dtype: torch.dtype, steps: int) -> dict[str, list[Tensor]]:
+    """The parameters of each case after some steps with a process group."""
+    results = {}
+    for name in ids:
+        (net,) = twins(count=1, dtype=dtype)
+        optimizer = case(name).build(net.parameters(), process_group=dist.group.WORLD)
+        run(optimizer, range(1, steps + 1))
+        results[name] = whole(net.parameters())
+    return results
+
+
+def state_held(options: Options) -> int:
+    """Numbers in the state of this process."""
+    net, optimizer = built("shared", options)
+    train(net, optimizer, range(2))
+    return sum(t.numel() for state in optimizer.state.values() for n, t in state.items() if n not in ("step", "cut"))
+
+
+def shared_state_bytes(options: Options) -> int:
+    """Bytes of the state of this process, for the model of the contract tests."""
+    (net,) = twins(count=1)
+    optimizer = BlockAdam(net.parameters(), **options, process_group=dist.group.WORLD)
+    run(optimizer, [1])
+    return sum(t.nbytes for state in optimizer.state.values() for t in state.values())
+
+
+def in_small_buckets(options: Options, steps: int) -> list[Tensor]:
+    """Parameters after some steps in which every parameter travels by itself."""
+    from blockadapt.optimizers import ranks
+
+    ranks.BUCKET_BYTES = 1
+    return trained("shared", [options], steps)[0]
+
+
+def under_ddp(steps: int, group: bool) -> list[Tensor]:
+    """Every process has data of its own; DDP averages the gradients."""
+    torch.manual_seed(5)
+    net = DistributedDataParallel(Wide())
+    optimizer = BlockAdam(net.parameters(), block_size=4, process_group=dist.group.WORLD if group else None)
+    for step in range(steps):
+        torch.manual_seed(100 * step + dist.get_rank())
+        optimizer.zero_grad()
+        net(torch.randn(12, 10)).square().mean().backward()
+        optimizer.step()
+    return whole(net.parameters())
+
+
+def shared_refusals() -> dict[str, str]:
+    """What an optimizer with a process group says to what it cannot do."""
+    net, optimizer = built("shared", {})
+    train(net, optimizer, range(1))
+    say = {
+        "copied": message(lambda: copy.deepcopy(optimizer)),
+        "recorded": message(lambda: units_with_coordinates(optimizer)),
+    }
+    if dist.get_rank() == 0:
+        net.first.weight.grad = None
+    say["gradients"] = message(optimizer.step)
+    other = dist.new_group([0])
+    if dist.get_rank() == 1:
+        say["outside"] = message(lambda: BlockAdam(net.parameters(), process_group=other))
+    return say
+
+
+# All or none -------------------------------------------------------------------------------------------------------
+
+
+def with_one_bad_gradient(kind: str, how: str) -> tuple[str, bool, int, list[bytes]]:
+    """What is raised when one process has a NaN; whether all is as before; steps skipped; parameters a step later."""
+    net, optimizer = built(kind, {"block_size": 4, "on_nonfinite": how})
+    train(net, optimizer, range(2))
+    before = _everything(net, optimizer)
+    if dist.get_rank() == 1:
+        grad: Any = net.second.weight.grad
+        (grad.to_local() if isinstance(grad, DTensor) else grad).view(-1)[0] = torch.nan
+    said = message(optimizer.step)
+    unchanged = _everything(net, optimizer) == before
+    train(net, optimizer, range(2, 3))
+    return said, unchanged, optimizer.skipped_steps, param_bits(whole(net.parameters()))
+
+
+def with_one_exception(kind: str) -> tuple[str, bool, list[bytes]]:
+    """What is raised when one process fails; whether all is as before; parameters a step later."""
+    net, optimizer = built(kind, {"block_size": 4})
+    train(net, optimizer, range(2))
+    before = _everything(net, optimizer)
+    if dist.get_rank() == 1:
+        optimizer.param_groups[0]["eps"] = -1.0
+    said = message(optimizer.step)
+    unchanged = _everything(net, optimizer) == before
+    optimizer.param_groups[0]["eps"] = 1e-4
+    train(net, optimizer, range(2, 3))
+    return said, unchanged, param_bits(whole(net.parameters()))
+
+
+def with_one_killed(when: str) -> tuple[str, str, str, bool]:
+    """The last process ends before the step, or between agreement and publication."""
+    net, optimizer = built("shared", {"block_size": 4})
+    train(net, optimizer, range(2))
+    before = param_bits(net.parameters())
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if dist.get_rank() == dist.get_world_size() - 1:
+        if when == "before":
+            die()
+        optimizer._ranks.publish = die  # type: ignore[method-assign]
+    first = message(optimizer.step)
+    return first, message(optimizer.step), message(optimizer.state_dict), param_bits(net.parameters()) == before
+
+
+def _everything(net: nn.Module, optimizer: BlockOptimizer) -> Any:
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in net.parameters()]
+    states = [{n: t.tolist() for n, t in state.items()} for state in optimizer.state.values()]
+    return param_bits(local), states
+
+
+# Checkpoints -------------------------------------------------------------------------------------------------------
+
+
+FLAT = {"fsdp": True, "shared": False}
+"""Which kind of run writes its checkpoint with `flatten_optimizer_state_dict`."""
+
+
+def save(options: Options, steps: int, folder: str) -> None:
+    """Train both kinds, and write a checkpoint of each."""
+    for kind, flat in FLAT.items():
+        net, optimizer = built(kind, options)
+        train(net, optimizer, range(steps))
+        how = StateDictOptions(flatten_optimizer_state_dict=flat)
+        model_state, state = get_state_dict(net, optimizer, options=how)
+        dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=f"{folder}/{kind}")
+
+
+def resume(kinds: Sequence[str], options: Options, steps: range, folder: str) -> dict[tuple[str, str], list[Tensor]]:
+    """Read each checkpoint into each kind of another model, and train on."""
+    return {(saved, kind): _resumed(saved, kind, options, steps, folder) for saved in FLAT for kind in kinds}
+
+
+def resumed_after_a_clip_has_closed(options: Options, folder: str) -> list[Tensor]:
+    """Save a run that has no V any more, load it into another model, and train on."""
+    save(options, 7, folder)
+    planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
+    return _resumed("shared", "fsdp", options, range(7, 12), folder, planner)
+
+
+def _resumed(saved: str, kind: str, options: Options, steps: range, folder: str, planner: Any = None) -> list[Tensor]:
+    net, optimizer = built(kind, options, seed=99)
+    how = StateDictOptions(flatten_optimizer_state_dict=FLAT[saved])
+    model_state, state = get_state_dict(net, optimizer, options=how)
+    states = {"model": model_state, "optimizer": state}
+    dcp.load(states, checkpoint_id=f"{folder}/{saved}", planner=planner)
+    set_state_dict(net, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"], options=how)
+    train(net, optimizer, steps)
+    return whole(net.parameters())
+
+
+def for_each(errand: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Several calls in one start."""
+    return [errand(*args) for args in calls]
+
+
+def from_a_plain_state(kind: str, state_dict: dict[str, Any], params: list[Tensor], steps: range) -> list[Tensor]:
+    """Load what one process saved with `torch.save`, and train on."""
+    net, optimizer = built("one" if kind == "fsdp" else kind, {})
+    with torch.no_grad():
+        for param, saved in zip(net.parameters(), params, strict=True):
+            param.copy_(saved)
+    if kind == "fsdp":
+        fully_shard(net)
+        optimizer = BlockAdam(net.named_parameters())
+    optimizer.load_state_dict(state_dict)
+    train(net, optimizer, steps)
+    return whole(net.parameters())
