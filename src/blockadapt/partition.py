@@ -85,10 +85,10 @@ class IndexGroups:
 
     @cached_property
     def fingerprint(self) -> tuple[int, ...]:
-        """Four numbers that tell this cut from any other: blocks, coordinates, and a hash of who is where."""
+        """Five numbers that tell this cut from any other: blocks, coordinates, and a hash of who is where."""
         digest = hashlib.sha256(b"".join(table.numpy().tobytes() for table in self.tables.values())).digest()
-        halves = (int.from_bytes(digest[i : i + 8], "little", signed=True) for i in (0, 8))
-        return len(self.groups), sum(map(len, self.groups)), *halves
+        pieces = (int.from_bytes(digest[i : i + 8], "little", signed=True) for i in (0, 8, 16))
+        return len(self.groups), sum(map(len, self.groups)), *pieces
 
     def __str__(self) -> str:
         return f"{len(self.groups)} explicit blocks"
@@ -150,9 +150,9 @@ class Partition:
 
     @cached_property
     def fingerprint(self) -> tuple[int, ...]:
-        """Four numbers that tell this cut from any other. All slices of a parameter have that of the whole."""
+        """Five numbers that tell this cut from any other. All slices of a parameter have that of the whole."""
         whole = self.whole or self
-        return self.n, int(self.down) + 2 * self.shards, whole.extent, whole.lines
+        return self.n, int(self.down) + 2 * self.shards, whole.extent, whole.lines, whole.length
 
     @cached_property
     def grain(self) -> int:

@@ -119,7 +119,7 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: 
         parameter  shape   grouping  blocks    state     flops a step
         ─────────────────────────────────────────────────────────────
         weight     10×784  input     784 × 10  203.9 kB  4.9 M
-        bias       10      chunk     1 × 10    300 B     6.3 k
+        bias       10      chunk     1 × 10    308 B     6.3 k
         ─────────────────────────────────────────────────────────────
         total      7,850             785 × 10  204.2 kB  4.9 M
     """

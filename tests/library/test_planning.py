@@ -101,9 +101,9 @@ GOLDEN = """\
 parameter  shape    grouping  blocks                  state    flops a step
 ───────────────────────────────────────────────────────────────────────────
 0.weight   6×1×5×5  filter    6 × 25                  8.4 kB   535.8 k
-0.bias     6        chunk     1 × 6                   148 B    1.5 k
+0.bias     6        chunk     1 × 6                   156 B    1.5 k
 2.weight   10×96    input     96 × 10                 25.0 kB  604.6 k
-2.bias     10       chunk     1 × 10                  300 B    6.3 k
+2.bias     10       chunk     1 × 10                  308 B    6.3 k
 ───────────────────────────────────────────────────────────────────────────
 total      1,126              1 × 6, 97 × 10, 6 × 25  33.9 kB  1.1 M"""
 
@@ -155,10 +155,10 @@ def test_a_frozen_parameter_needs_no_state() -> None:
 @pytest.mark.parametrize("cls", CLASSES)
 def test_only_classes_with_a_first_moment_plan_for_one(cls: type[BlockOptimizer]) -> None:
     """A matrix [4, 3] in blocks of 4: three triangles of 10, a step counter, the
-    four numbers of its cut, and 12 numbers of m where there is one.
+    five numbers of its cut, and 12 numbers of m where there is one.
     """
     planned = plan(cls([nn.Parameter(torch.ones(4, 3))]))
-    assert planned.state_bytes == 4 * 30 + 8 * (1 + 4) + (4 * 12 if cls.averages_gradient else 0)
+    assert planned.state_bytes == 4 * 30 + 8 * (1 + 5) + (4 * 12 if cls.averages_gradient else 0)
 
 
 def test_flops_grow_as_the_cube_of_the_block() -> None:

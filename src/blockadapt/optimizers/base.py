@@ -218,9 +218,6 @@ class BlockOptimizer(Optimizer):
         states = held
         if not unit.is_known(kept, held):
             unit.forget()
-            if [param.shape for param in unit.params] != unit.shapes:  # the data were replaced
-                self._require_cut_of(unit.group)
-                unit.cut_anew()
             states = [self._fitted(unit, param, kept if param is unit.owner else (), update) for param in unit.params]
             update.finish.append(lambda: self._remember(unit, kept))
         for state in states:
@@ -358,6 +355,8 @@ class BlockOptimizer(Optimizer):
     def _require_options_of(self, group: Group) -> None:
         """Raise unless every option of this group but lr is valid by itself."""
         owner = type(self).__name__
+        for name in sorted({*self.defaults, "base_lr"} - {"differentiable"}):
+            require(name in group, owner, name, "an option of every param group", Described("a group without it"))
         for name in [name for name in group if name not in {*self.defaults, *_NOT_OPTIONS}]:
             # Other keys are the user's own; a slip in an option's name must not become one.
             nearest = difflib.get_close_matches(name, self.defaults, n=1, cutoff=0.8)

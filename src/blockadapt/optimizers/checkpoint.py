@@ -14,7 +14,6 @@ from blockadapt.optimizers.storage import (
     State,
     all_in_form,
     from_blocks,
-    require_same_cut,
     shapes_of,
     steps_taken,
     to_blocks,
@@ -53,10 +52,10 @@ def written(owner: str, state_dict: dict[str, Any], units: Sequence[Unit]) -> di
     state = dict(state_dict["state"])
     for unit in units:
         keys = state_dict["param_groups"][unit.index]["params"][unit.position : unit.position + len(unit.params)]
-        if keys[0] in state and (names := [name for name in WIDTHS if name in state[keys[0]]]):
-            kept = state[keys[0]]
-            require_same_cut(owner, f"{unit.name!r}", kept["cut"], unit.cut)
-            state[keys[0]] = {**kept, **{name: to_blocks(name, unit.cut, kept[name]) for name in names}}
+        if any(name in state.get(keys[0], {}) for name in WIDTHS):
+            shapes = shapes_of(unit.shape(unit.owner), unit.cut)
+            kept = all_in_form(owner, repr(unit.name), state[keys[0]], shapes, unit.owner, unit.cut)
+            state[keys[0]] = {name: to_blocks(name, unit.cut, t) if name in WIDTHS else t for name, t in kept.items()}
         if unit.share is not None:
             for key in [key for key in keys if key in state]:
                 state[key] = {
@@ -107,6 +106,16 @@ def fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict[
     Raises:
         ValueError: It does not fit, with the reason.
     """
+    try:
+        return _fitted(owner, optimizer, state_dict)
+    except Exception as error:  # whatever damage does: files hold anything
+        if isinstance(error, ValueError) and str(error).startswith(owner):
+            raise
+        found = Described(f"one with damage, at which {type(error).__name__} said: {error}".rstrip("."))
+        raise ValueError(refusal(owner, "state_dict", "an optimizer's", found)) from error
+
+
+def _fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= {*state_dict}:
         found = sorted(map(str, state_dict)) if isinstance(state_dict, Mapping) else type(state_dict).__name__
         rule = "an optimizer's, with 'state' and 'param_groups'"
@@ -114,6 +123,10 @@ def fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict[
     saved_groups = [_restored(owner, group) for group in state_dict["param_groups"]]
     _require_same_groups(owner, optimizer, saved_groups)
     state = dict(state_dict["state"])
+    listed = {key for saved in saved_groups for key in saved["params"]}
+    foreign = [key for key in state if key not in listed]
+    if foreign:
+        raise ValueError(refusal(owner, "state", "that of the saved parameters", Described(f"one of {foreign[0]!r}")))
     for index, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
         present = {**saved, "params": group["params"]}
         try:

@@ -241,8 +241,6 @@ class OwnShards:
 
     def buckets(self, units: Sequence[Unit]) -> list[list[Unit]]:
         """All at once."""
-        if self._groups:
-            _require_same_shapes(self._owner, units)
         return [list(units)]
 
     def agree(self, verdict: Verdict) -> Verdict:
@@ -356,7 +354,6 @@ class SharedOut:
 
     def buckets(self, units: Sequence[Unit]) -> list[list[Unit]]:
         """See `Ranks`. Rows are copied to where they are moved."""
-        _require_same_shapes(self._owner, units)
         key: list[tuple[Unit, object]] = [
             (unit, [(p.dtype, p.device, p.grad is None) for p in unit.params]) for unit in units
         ]
@@ -448,15 +445,6 @@ class SharedOut:
             f"{self._owner}: another process was lost in a step; parameters are as before it, the state of the blocks "
             f"here is not. Load a checkpoint."
         )
-
-
-def _require_same_shapes(owner: str, units: Sequence[Unit]) -> None:
-    """Raise at a parameter whose data were replaced: its rows were shared out by the shape that it had."""
-    for unit in units:
-        for position, (param, shape) in enumerate(zip(unit.params, unit.shapes, strict=True), unit.position):
-            if param.shape != shape:
-                rule = f"of the shape that was shared out, {tuple(shape)}"
-                require(False, owner, "params", rule, Described(describe(unit.group, unit.index, position)))
 
 
 def _share(unit: Unit) -> RowShare:

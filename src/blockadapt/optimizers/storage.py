@@ -94,9 +94,12 @@ def in_form(owner: str, whose: str, name: str, value: Any, shape: Shape, param: 
     if value.is_complex() or value.dtype == torch.bool or value.is_quantized:
         raise ValueError(refusal(owner, name, f"of real numbers (in the state of {whose})", value.dtype))
     dtype, device = (torch.int64, torch.device("cpu")) if name in COUNTS else (statistics_dtype(param), param.device)
-    tensor = value.detach().to(dtype=dtype, device=device).resolve_neg().contiguous()
-    same = tensor.data_ptr() == value.data_ptr() and not value.requires_grad
-    return value if same and torch._debug_has_internal_overlap(value) == 0 else tensor.clone()
+    if value.is_meta and device.type != "meta":
+        raise ValueError(refusal(owner, name, f"one with numbers (in the state of {whose})", value.device))
+    in_place = value.dtype == dtype and value.device == device and value.is_contiguous() and not value.is_neg()
+    if in_place and not value.requires_grad and torch._debug_has_internal_overlap(value) == 0:
+        return value
+    return value.detach().to(dtype=dtype, device=device, copy=True, memory_format=torch.contiguous_format).resolve_neg()
 
 
 def all_in_form(

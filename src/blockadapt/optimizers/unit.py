@@ -108,7 +108,6 @@ class Unit:
         position: The owner's position in the group.
         params: Its parameters, the owner first.
         cut: Its blocks that lie in this process.
-        shapes: The shapes of its parameters when it was cut.
         share: What of it lies in this process; None if all of it does, in plain tensors.
         places: Where they lie, kept while nothing moves; None before the first step and where they are gathered.
         known: What `places` and all checks of the state depend on, as it was after the last step.
@@ -119,7 +118,6 @@ class Unit:
     position: int
     params: Sequence[Tensor]
     cut: Cut
-    shapes: Sequence[torch.Size]
     share: Share | None = None
     places: list[Place] | None = field(default=None, repr=False)
     known: Known | None = field(default=None, repr=False)
@@ -185,11 +183,6 @@ class Unit:
             return True
         return all(self.part(param) is tensor for param, tensor in zip(self.params, self.known.tensors, strict=False))
 
-    def cut_anew(self) -> None:
-        """Cut the parameters as they are now."""
-        self.cut = _cut(self.group, self.params)
-        self.shapes = [param.shape for param in self.params]
-
     def forget(self) -> None:
         """Let go of the places, and look at everything again: views keep the memory of what was freed."""
         self.places = self.known = None
@@ -201,7 +194,7 @@ def units_of(group: Group, index: int) -> Iterator[Unit]:
     spans = group["grouping"] == "joint" or isinstance(group["grouping"], IndexGroups)
     together = [(0, tuple(params))] if spans and params else [(i, (param,)) for i, param in enumerate(params)]
     for position, members in together:
-        yield Unit(group, index, position, members, _cut(group, members), [param.shape for param in members])
+        yield Unit(group, index, position, members, _cut(group, members))
 
 
 def _cut(group: Group, params: Sequence[Tensor]) -> Cut:
@@ -213,7 +206,7 @@ def _cut(group: Group, params: Sequence[Tensor]) -> Cut:
 def is_closed(group: Group, step: int) -> bool:
     """Whether the clip's interval has closed, so that blocks keep nothing."""
     clip: SpectrumClip | None = group["clip"]
-    return clip is not None and clip.is_closed(step)
+    return clip is not None and step > 0 and clip.is_closed(step)
 
 
 def describe(group: Group, index: int, position: int) -> str:
@@ -254,10 +247,10 @@ class Units:
         return [unit for known in self._known for unit in known.units]
 
     def _group(self, index: int, group: Group, known: _Group) -> _Group:
-        options, cutting = _options(group), _cutting(group)
+        options = _options(group)
         if not _are_equal(known.options, options):
             self._require_options(group)
-        units = known.units
+        units, cutting = known.units, _cutting(group)
         if not _are_equal(known.cutting, cutting):
             self._require_cut(group)
             units = list(units_of(group, index))
@@ -274,8 +267,9 @@ class _Group(NamedTuple):
 
 
 def _options(group: Group) -> list[Any]:
-    """Every option but lr, which is looked at in each step; in a container of its own, for lists change in place."""
-    return [list(value) if isinstance(value, list) else value for name, value in group.items() if name not in _APART]
+    """Every option but those that each step looks at, with its type, for 1.0 is equal to 1; lists change in place."""
+    values = [value for name, value in group.items() if name not in _APART]
+    return [list(group), [*map(type, values)], [list(value) if isinstance(value, list) else value for value in values]]
 
 
 _APART = ("params", "param_names", "lr", "skipped_steps")
@@ -283,7 +277,8 @@ _APART = ("params", "param_names", "lr", "skipped_steps")
 
 def _cutting(group: Group) -> list[Any]:
     """All that decides how a group is cut. Parameters and the group count by identity, and units keep them alive."""
-    return [id(group), group["grouping"], group["block_size"], [*map(id, group["params"])]]
+    params, size = group["params"], group["block_size"]
+    return [id(group), group["grouping"], type(size), size, [*map(id, params)], [param.shape for param in params]]
 
 
 def _are_equal(before: list[Any] | None, now: list[Any]) -> bool:

@@ -252,7 +252,7 @@ def test_data_of_another_shape_is_refused(clip: SpectrumClip | None, backend: st
         ("second_moment", torch.zeros(20, 15), r"`second_moment` must be a plain tensor of shape \(21, 15\)"),
         ("second_moment", torch.zeros(21, 15, dtype=torch.complex64), "`second_moment` must be of real numbers"),
         ("second_moment", torch.zeros(21, 15).to_sparse(), "`second_moment` must be"),
-        ("cut", torch.zeros(3), r"`cut` must be a plain tensor of shape \(4,\)"),
+        ("cut", torch.zeros(3), r"`cut` must be a plain tensor of shape \(5,\)"),
         ("step", torch.tensor(-3), "`step` must be a count of steps"),
         ("step", "three", "`step` must be a count of steps"),
         ("mine", torch.zeros(3), "`state` must be a state with nothing but .*, got 'mine'"),

@@ -391,12 +391,6 @@ def test_matrices_are_freed_when_the_clip_has_closed(options: dict[str, Any], ba
     assert {*optimizer.state[weight]} == {"step", "exp_avg"}
 
 
-# What is not so yet ------------------------------------------------------------------------------------------------
-
-fails = pytest.mark.xfail(strict=True)
-
-
-@fails
 @each_backend
 def test_the_state_of_an_empty_parameter_follows_a_cast(backend: str) -> None:
     """Else the joint moment is float64 beside float32 numbers: the fast kernel takes one for the other."""
@@ -414,7 +408,6 @@ def test_the_state_of_an_empty_parameter_follows_a_cast(backend: str) -> None:
     assert param_bits([models[0][-1]]) == param_bits([models[1][-1]])
 
 
-@fails
 def test_a_cast_empty_parameter_does_not_stop_a_step_half_way() -> None:
     weight, empty = parameter(2), parameter(0)
     optimizer = BlockAdam([empty, weight], clip=CLOSING)
@@ -423,7 +416,6 @@ def test_a_cast_empty_parameter_does_not_stop_a_step_half_way() -> None:
     run(optimizer, [STEPS_TO_CLOSE + 2])
 
 
-@fails
 def test_an_option_that_is_gone_is_told() -> None:
     weight = parameter(3)
     optimizer = BlockAdam([weight])
@@ -432,7 +424,6 @@ def test_an_option_that_is_gone_is_told() -> None:
     refuses(optimizer, "eps")
 
 
-@fails
 @pytest.mark.parametrize(("name", "value"), [("refresh_every", 1.0), ("block_size", 10.0), ("amsgrad", 0)])
 def test_an_option_that_equals_a_valid_one_is_checked_too(name: str, value: object) -> None:
     """Else a checkpoint is written that cannot be loaded."""
@@ -444,7 +435,6 @@ def test_an_option_that_equals_a_valid_one_is_checked_too(name: str, value: obje
     refuses(optimizer, name)
 
 
-@fails
 def test_a_state_with_other_strides_can_be_saved_before_the_next_step() -> None:
     weight = parameter(7)
     optimizer = BlockAdam([weight], block_size=2, refresh_every=2)
@@ -455,7 +445,6 @@ def test_a_state_with_other_strides_can_be_saved_before_the_next_step() -> None:
     assert everything(optimizer) == before
 
 
-@fails
 def test_data_put_back_after_a_refusal_can_be_saved() -> None:
     weight = parameter(7)
     first, optimizer = BlockAdam([weight], block_size=2), BlockAdam([weight])
@@ -470,7 +459,6 @@ def test_data_put_back_after_a_refusal_can_be_saved() -> None:
     assert everything(optimizer) == before
 
 
-@fails
 def test_data_of_another_shape_are_refused_without_a_first_moment_too() -> None:
     weight = parameter(4, 4)
     optimizer = BlockRMSprop([weight], grouping="diagonal")
@@ -481,7 +469,6 @@ def test_data_of_another_shape_are_refused_without_a_first_moment_too() -> None:
     refuses(optimizer, "shape")
 
 
-@fails
 def test_a_state_on_another_kind_of_device_is_told() -> None:
     weight = parameter(4, 4)
     optimizer = BlockAdam([weight])
