@@ -90,11 +90,11 @@ def run(
         if dry_run:
             session.show(tune)
             return
-        session.check(tune)
+        found = session.check(tune)
         _require_directory("run", out)
-        session.begin(tune)
+        data = session.begin(tune, found)
         try:
-            rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}") if tune else None
+            rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}", data) if tune else None
             complete = session.run(rates)
         except KeyboardInterrupt:
             typer.echo(f"Interrupted; `{command}` goes on where this stopped.", err=True)

@@ -22,6 +22,7 @@ from filelock import FileLock
 from blockadapt.validation import require_choice
 from blockadapt_experiments.data.digits import digits
 from blockadapt_experiments.data.examples import Examples
+from blockadapt_experiments.data.fingerprints import fingerprint, note
 from blockadapt_experiments.data.missing import MissingData
 from blockadapt_experiments.files.atomic import atomic
 
@@ -33,7 +34,6 @@ IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
 
 
-@lru_cache(maxsize=2)
 def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Examples]:
     """Training and test images of a data set, uint8 [count, channels, height, width], with their labels.
 
@@ -47,9 +47,25 @@ def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Exam
         ValueError: It is there and is not images with labels.
     """
     require_choice("data", "name", name, (*HUB, "digits"))
-    if name == "digits":
-        embedded = digits()
-        return _in_bytes(embedded.train), _in_bytes(embedded.test)
+    train, test, digest = _loaded(name, data_dir)
+    note(name, digest)
+    return train, test
+
+
+@lru_cache(maxsize=2)
+def _loaded(name: str, data_dir: Path | None) -> tuple[Examples, Examples, str]:
+    """Both sets, and the digest of their pixels and labels."""
+    train, test = _embedded() if name == "digits" else _stored(name, data_dir)
+    digest = fingerprint(part.numpy() for part in (train.images, train.labels, test.images, test.labels))
+    return train, test, digest
+
+
+def _embedded() -> tuple[Examples, Examples]:
+    embedded = digits()
+    return _in_bytes(embedded.train), _in_bytes(embedded.test)
+
+
+def _stored(name: str, data_dir: Path | None) -> tuple[Examples, Examples]:
     if data_dir is None:
         splits = _from_hub(name)
         key = "-".join(split._fingerprint for split in splits.values())

@@ -86,6 +86,9 @@ def _provenance(content: Content) -> Iterator[str]:
     if content.elsewhere:
         other = ", ".join(f"{_inline(key)} {_inline(value)}" for key, value in content.elsewhere.items())
         yield f"\nDifferent for some of the runs: {other}."
+    if content.notes:
+        yield "\nOn the way:\n"
+        yield from (f"- {_inline(note)}" for note in content.notes)
     if content.tuned:
         yield "\n## Learning rates tried\n"
         yield "Every optimizer had the same trials, with seeds that the results do not use and never on test data.\n"

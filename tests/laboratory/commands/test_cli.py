@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
@@ -20,6 +21,7 @@ from blockadapt_experiments.core.config import SCALES
 from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.running.runner import warm_up
+from support.images import write_images
 from support.laboratory import COMMAND, ENVIRONMENT, run_command, wait_until
 
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and terminals")
@@ -192,7 +194,7 @@ def test_a_run_in_other_hands_is_left_alone(command: Command, tmp_path: Path) ->
 def test_a_run_that_fails_leaves_the_others_alone(command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "sgd" / "-" / "seed-0"
     folder.mkdir(parents=True)
-    (folder / "checkpoint.pt").write_bytes(b"this is no checkpoint")
+    (folder / "run.json").write_text("this is no record")
     said = command(*tiny(tmp_path))
     assert said.code == 1
     (line,) = (line for line in said.out.splitlines() if "failed" in line)
@@ -200,9 +202,58 @@ def test_a_run_that_fails_leaves_the_others_alone(command: Command, tmp_path: Pa
     assert "Traceback (most recent call last)" in (folder / "error.txt").read_text()
     assert "1 of 2 runs are finished" in said.out
     assert (tmp_path / "runs" / "block-adam" / "-" / "seed-0" / "result.json").exists()
-    (folder / "checkpoint.pt").unlink()
+    (folder / "run.json").unlink()
     assert command(*tiny(tmp_path)).code == 0
     assert not (folder / "error.txt").exists()
+
+
+def test_damaged_rows_are_told_by_the_report_and_made_again_by_the_run(command: Command, tmp_path: Path) -> None:
+    assert command(*tiny(tmp_path)).code == 0
+    metrics = tmp_path / "runs" / "sgd" / "-" / "seed-0" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(whole[:-50])
+    assert command("report", str(tmp_path)).code == 0
+    written = (tmp_path / "report" / "summary.md").read_text()
+    assert "1 of 2 runs finished" in written
+    assert "sgd, seed 0 does not count: metrics.jsonl is not what the run wrote" in written
+    said = command(*tiny(tmp_path))
+    assert said.code == 0
+    assert "2 runs, 1 finished, 0 begun" in said.out
+    assert re.search(r"^sgd, seed 0: metrics.jsonl is not what the run wrote .* It begins again\.$", said.out, re.M)
+    assert metrics.read_bytes() == whole
+    assert command("report", str(tmp_path)).code == 0
+    assert "It begins again." in (tmp_path / "report" / "summary.md").read_text()
+    assert "It begins again." in (tmp_path / "report.html").read_text()
+
+
+def test_a_command_whose_job_failed_does_not_end_well(command: Command, tmp_path: Path) -> None:
+    """Also where every run is finished: TensorBoard's logs cannot be written into a file."""
+    assert command(*tiny(tmp_path)).code == 0
+    (tmp_path / "tensorboard").write_text("in the way")
+    said = command(*tiny(tmp_path, options=["--tensorboard"]))
+    assert "2 of 2 runs are finished" in said.out
+    assert said.code == 1
+
+
+def test_seeds_of_the_runs_are_not_tuned_with(command: Command, tmp_path: Path) -> None:
+    said = command(*tiny(tmp_path / "out", "tune.seeds=[7, 0]", options=["--tune"]))
+    assert said == (2, "", "run: `tune.seeds` must be other seeds than those of the runs, [0], got [7, 0].\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_data_in_the_same_directory_are_refused(command: Command, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 28, 28), dtype=np.uint8)
+    for name, images in (("here", pixels), ("other", 255 - pixels)):
+        for split in ("train", "test"):
+            write_images(tmp_path / name / "mnist", split, images)
+    out, options = tmp_path / "out", ["--data-dir", str(tmp_path / "here")]
+    assert command(*tiny(out, "data=mnist", options=options)).code == 0
+    for path in out.glob("runs/sgd/*/*/result.json"):
+        path.unlink()
+    said = command(*tiny(out, "data=mnist", options=["--data-dir", str(tmp_path / "other")]))
+    assert (said.code, said.out) == (2, "")
+    assert re.fullmatch(r"run: `data_sha256.mnist` must be '\w+' as in the runs in .*, got '\w+'\.\n", said.err)
+    assert command(*tiny(out, "data=mnist", options=options)).code == 0
 
 
 @posix

@@ -21,7 +21,7 @@ from support.images import write_images
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    load_images.cache_clear()
+    images._loaded.cache_clear()
 
 
 def random_images(count: int, seed: int, *channels: int) -> np.ndarray:
@@ -71,7 +71,7 @@ def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(images, "_pixels", lambda png: (decoded.append(1), real(png))[1])
     expect_mnist(tmp_path)
     assert len(decoded) == 15
-    load_images.cache_clear()
+    images._loaded.cache_clear()
     expect_mnist(tmp_path)
     assert len(decoded) == 15
 
@@ -82,7 +82,7 @@ def test_other_files_are_other_images(tmp_path: Path) -> None:
     before = os.stat(tmp_path / "mnist" / "test-00000-of-00001.parquet")
     write_images(tmp_path / "mnist", "test", 255 - GREY_TEST)
     os.utime(tmp_path / "mnist" / "test-00000-of-00001.parquet", ns=(before.st_atime_ns, before.st_mtime_ns))
-    load_images.cache_clear()
+    images._loaded.cache_clear()
     _, test = load_images("mnist", tmp_path)
     np.testing.assert_array_equal(test.images.numpy(), 255 - GREY_TEST[:, np.newaxis])
 

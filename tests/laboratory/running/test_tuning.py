@@ -53,7 +53,7 @@ def tuned(asked: Request, storage: str | None = None) -> tuple[Tuned, list[Done 
         ends.extend(work(jobs, 1, 1, lambda index, event: None))
         return ends[-len(jobs) :]
 
-    return tune(asked, last_storage, do, lambda claimed: pytest.fail("nobody else is at work")), ends
+    return tune(asked, last_storage, {}, do, lambda claimed: pytest.fail("nobody else is at work")), ends
 
 
 def by_hand(asked: Request, arm: str, lr: float) -> float:
@@ -131,7 +131,7 @@ def test_a_trial_that_fails_leaves_the_other_arms_alone(tmp_path: Path) -> None:
 
 def test_a_point_that_two_have_put_up_is_tried_once(tmp_path: Path) -> None:
     asked = request(tmp_path, *SMALL, "optimizers=['sgd']")
-    job = TrialJob(asked, f"sqlite:///{tmp_path / 'tuning.db'}", "sgd", "")
+    job = TrialJob(asked, f"sqlite:///{tmp_path / 'tuning.db'}", "{}", "sgd", "")
     study = job.study()
     for _ in range(2):
         for point, lr in enumerate(grid(asked.settings.tune)):
@@ -194,7 +194,7 @@ def test_a_database_that_cannot_be_opened_gets_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     monkeypatch.setattr(tuning, "PAUSES", (0.01,))
-    job = TrialJob(request(tmp_path, *SMALL), url, "sgd", "")
+    job = TrialJob(request(tmp_path, *SMALL), url, "{}", "sgd", "")
     with pytest.raises(ValueError, match=r"^run: `storage` must be the URL of a database .* got ") as refusal:
         job.study()
     assert str(refusal.value).endswith(f"got {url!r}.")
@@ -216,7 +216,7 @@ def test_a_trial_whose_process_died_before_its_first_sign_of_life_is_done_again(
     changes = (*SMALL, "optimizers=['sgd']")
     asked = request(tmp_path / "out", *changes)
     asked.out.mkdir()
-    job = TrialJob(asked, f"sqlite:///{asked.out / 'tuning.db'}", "sgd", "")
+    job = TrialJob(asked, f"sqlite:///{asked.out / 'tuning.db'}", "{}", "sgd", "")
     tuning._put_up(job)
     with pytest.warns(UserWarning, match="Heartbeat"):
         job.study().ask()  # as a process does that dies here
