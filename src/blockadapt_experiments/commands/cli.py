@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from blockadapt_experiments.commands import display
 from blockadapt_experiments.commands.display import say
+from blockadapt_experiments.files.atomic import write_json
 
 if TYPE_CHECKING:
     from blockadapt_experiments.commands.bench import Row
@@ -77,6 +78,7 @@ def run(
     from blockadapt_experiments.commands.session import Session
     from blockadapt_experiments.core.config import load
     from blockadapt_experiments.experiments.registry import get_experiment
+    from blockadapt_experiments.running.environment import available_cores
     from blockadapt_experiments.running.runner import Request, threads_for
 
     command = shlex.join(["blockadapt", *sys.argv[1:]])
@@ -85,6 +87,10 @@ def run(
         settings = load(get_experiment(experiment), scale, [*(changes or ()), *_selection(seed, optimizers)])
         if storage and not tune:
             raise ValueError("run: `storage` must be given together with --tune.")
+        cores = available_cores()
+        if jobs > cores:
+            say(Console(), f"--jobs {jobs} is more than the cores that there are; {cores} at once.")
+            jobs = cores
         request = Request(experiment, scale, settings, out, data_dir, threads_for(jobs), tensorboard)
         session = Session(request, jobs, command, Console())
         if dry_run:
@@ -164,8 +170,9 @@ def demo(
     with display.demo_progress(console, settings) as on_epoch:
         runs = run_demo(settings, data, on_epoch)
     numbers = out / "demo.json"
-    numbers.write_text(json.dumps(record(settings, data, runs), indent=2) + "\n", encoding="utf-8")
-    files = [*write_plots(runs, f"{len(data.train):,} training images, seed {seed}", out), numbers]
+    with _one_sentence():
+        write_json(numbers, record(settings, data, runs))
+        files = [*write_plots(runs, f"{len(data.train):,} training images, seed {seed}", out), numbers]
     console.print(display.demo_table(runs, settings, len(data.test)))
     names = ", ".join(file.name for file in files)
     say(console, f"Wrote {names} to {out}. This is one seed on a tiny data set: a look, not evidence.")
@@ -194,20 +201,25 @@ def bench(
             progress.update(task, description=name)
             rows += section(rounds)
             progress.advance(task)
-    (out / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
-    (out / "bench.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+    with _one_sentence():
+        write_json(out / "environment.json", environment())
+        write_json(out / "bench.json", [asdict(row) for row in rows])
     console.print(display.bench_table(rows))
     say(console, f"Wrote bench.json and environment.json to {out}.")
 
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Turn a ValueError about the user's input into its one sentence and exit code 2."""
+    """Turn a ValueError about the user's input into its one sentence and exit code 2; trouble with a file into 1."""
     try:
         yield
     except ValueError as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from None
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        typer.echo(f"blockadapt: {error.strerror or error}{where}.", err=True)
+        raise typer.Exit(1) from None
 
 
 def _require_directory(owner: str, path: Path) -> None:

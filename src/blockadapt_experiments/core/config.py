@@ -203,6 +203,8 @@ def _converted(owner: str, key: str, hint: Any, value: Any) -> Any:
         return {name: _converted(owner, f"{key}.{name}", arguments[1], entry) for name, entry in value.items()}
     rule, fits = _SCALARS[hint]
     require(fits(value), owner, key, rule, value)
+    if hint is int:
+        require(-(2**63) <= value < 2**63, owner, key, "in [-2⁶³, 2⁶³)", value)
     return float(value) if hint is float else value
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 
 @contextmanager
@@ -36,6 +37,15 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextmanager
+def atomic_text(path: Path) -> Iterator[TextIO]:
+    """The same for text, whose lines end as they are written on every system."""
+    text = io.StringIO(newline="")
+    yield text
+    with atomic(path) as file:
+        file.write(text.getvalue().encode())
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -25,10 +25,15 @@ class _Digesting:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.sha256 = hashlib.sha256()
+        self.failure: OSError | None = None
 
     def write(self, piece: Any) -> int:
         self.sha256.update(piece)
-        return self._file.write(piece)
+        try:
+            return self._file.write(piece)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()
@@ -38,7 +43,10 @@ def write_checked(path: Path, write: Callable[[Any], None]) -> None:
     """Write a file atomically: what `write` puts into it, and the digest of that."""
     with atomic(path) as file:
         digesting = _Digesting(file)
-        write(digesting)
+        try:
+            write(digesting)
+        except RuntimeError as error:  # torch's word for whatever went wrong
+            raise digesting.failure or error from None
         file.write(digesting.sha256.digest())
 
 

@@ -20,11 +20,11 @@ from blockadapt_experiments.__main__ import main
 from blockadapt_experiments.core.config import SCALES
 from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
 from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.running.environment import available_cores
 from blockadapt_experiments.running.runner import warm_up
+from support.disk import full_disk, posix
 from support.images import write_images
 from support.laboratory import COMMAND, ENVIRONMENT, run_command, wait_until
-
-posix = pytest.mark.skipif(os.name != "posix", reason="signals and terminals")
 
 
 class Said(NamedTuple):
@@ -233,6 +233,35 @@ def test_a_command_whose_job_failed_does_not_end_well(command: Command, tmp_path
     said = command(*tiny(tmp_path, options=["--tensorboard"]))
     assert "2 of 2 runs are finished" in said.out
     assert said.code == 1
+
+
+@posix
+def test_on_a_full_disk_runs_fail_in_one_line_each_and_go_on_later(command: Command, tmp_path: Path) -> None:
+    with full_disk(20_000):  # room for rows, none for weights
+        said = command(*tiny(tmp_path))
+    assert said.code == 1
+    failed = [line for line in said.out.splitlines() if "failed" in line]
+    assert [line.partition(" failed with ")[0] for line in failed] == ["sgd, seed 0", "block-adam, seed 0"]
+    assert all("File too large" in line and str(tmp_path) in line for line in failed)
+    assert "Traceback" not in said.out + said.err
+    assert not list(tmp_path.rglob(".*.part"))
+    assert command(*tiny(tmp_path)).code == 0
+
+
+@posix
+def test_a_disk_without_any_room_gets_one_sentence(command: Command, tmp_path: Path) -> None:
+    with full_disk(10):
+        said = command(*tiny(tmp_path))
+    assert said == (1, "", f"blockadapt: File too large ({tmp_path / 'experiment.json'}).\n")
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_more_jobs_than_cores_are_cut_to_the_cores(command: Command, tmp_path: Path) -> None:
+    said = command(*tiny(tmp_path, options=["--jobs", "1000", "--dry-run"]))
+    cores = available_cores()
+    assert said.code == 0
+    assert f"--jobs 1000 is more than the cores that there are; {cores} at once." in said.out.splitlines()
+    assert f"{cores} at once with 1 thread each" in said.out
 
 
 def test_seeds_of_the_runs_are_not_tuned_with(command: Command, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from optuna.trial import TrialState
 
 from blockadapt_experiments.core.settings import TuneSettings
+from blockadapt_experiments.data.images import CLASSES
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.running import tuning
@@ -142,10 +143,11 @@ def test_a_point_that_two_have_put_up_is_tried_once(tmp_path: Path) -> None:
     assert states.count(TrialState.PRUNED) + states.count(TrialState.WAITING) == 3
 
 
-def test_test_images_have_no_part_in_it(tmp_path: Path) -> None:
+def test_test_images_have_no_part_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (60, 28, 28), dtype=np.uint8)
     write_images(tmp_path / "mnist", "train", images)
+    monkeypatch.setitem(CLASSES, "mnist", 100)
     write_images(tmp_path / "mnist", "test", images[:20], first_label=50)  # a loss on such labels raises
     changes = ("data=mnist", "optimizers=['sgd']", "epochs=1", "tune.trials=2")
     asked = request(tmp_path / "out", *SMALL, *changes, data_dir=tmp_path)
