@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from blockadapt_experiments.commands import display
+from blockadapt_experiments.commands.contents import CONTENTS, require_known
 from blockadapt_experiments.commands.display import say
+from blockadapt_experiments.core.names import SCALES
 from blockadapt_experiments.files.atomic import write_json
 
 if TYPE_CHECKING:
@@ -33,18 +36,53 @@ Changes = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"blockadapt {version('blockadapt')}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     """Block-diagonal adaptive optimizers for PyTorch: demos and experiments."""
 
 
 @app.command("list")
-def list_experiments() -> None:
-    """Show the experiments."""
-    from blockadapt_experiments.core.config import SCALES
-    from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
+def list_experiments(
+    optimizers: Annotated[bool, typer.Option("--optimizers", help="Show the optimizers instead.")] = False,
+    settings: Annotated[
+        str | None,
+        typer.Option("--settings", metavar="EXPERIMENT", help="Show the settings of one, as --set takes them."),
+    ] = None,
+) -> None:
+    """Show the experiments, the optimizers, or the settings of an experiment."""
+    with _one_sentence():
+        if settings is not None:
+            require_known(settings, SCALES[0])
+            from blockadapt_experiments.core.config import flat, load, plain
+            from blockadapt_experiments.experiments.registry import get_experiment
 
-    Console().print(display.experiments_table([get_experiment(name) for name in EXPERIMENTS], SCALES))
+            experiment = get_experiment(settings)
+            values = {scale: flat(plain(load(experiment, scale))) for scale in SCALES}
+            Console().print(display.settings_table(values))
+    if optimizers:
+        from blockadapt_experiments.contenders.catalogue import CONTENDERS
+
+        Console().print(display.optimizers_table(CONTENDERS.values()))
+    elif settings is None:
+        Console().print(display.experiments_table(CONTENTS, SCALES))
+
+
+@app.command("compile")
+def compile_kernels() -> None:
+    """Compile the CPU kernels ahead of time, so that no training waits for them."""
+    from blockadapt.compile import main
+
+    raise typer.Exit(main([]))
 
 
 @app.command()
@@ -62,7 +100,7 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Where data sets or texts lie; the hub if not given.")
     ] = None,
     changes: Changes = None,
-    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, which share the cores.")] = 1,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, at most one a core.")] = 1,
     tune: Annotated[bool, typer.Option("--tune", help="Find learning rates first, on validation data.")] = False,
     storage: Annotated[
         str | None,
@@ -75,6 +113,8 @@ def run(
 
     Whatever stops it, the same command goes on where it stopped and ends with the same numbers. Finished runs are kept.
     """
+    with _one_sentence():
+        require_known(experiment, scale)
     from blockadapt_experiments.commands.session import Session
     from blockadapt_experiments.core.config import load
     from blockadapt_experiments.experiments.registry import get_experiment
@@ -140,6 +180,8 @@ def plan(
     changes: Changes = None,
 ) -> None:
     """Show how a block method cuts up the model of an experiment, and what that costs. Trains nothing."""
+    with _one_sentence():
+        require_known(experiment, scale)
     from blockadapt_experiments.commands.planning import plan_experiment
 
     sizes = [] if block_size is None else [f"optimizer.block_size={block_size}"]

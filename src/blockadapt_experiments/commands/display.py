@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from blockadapt_experiments.results.formats import number
+from blockadapt_experiments.results.formats import NONE, number, setting
 from blockadapt_experiments.running.workers import Done, Event, Failed, Job, Leg, Note
 
 if TYPE_CHECKING:
     from blockadapt_experiments.commands.bench import Row as BenchRow
     from blockadapt_experiments.commands.demo import Epoch, Run
     from blockadapt_experiments.commands.demo import Settings as DemoSettings
-    from blockadapt_experiments.core.experiment import Experiment
+    from blockadapt_experiments.contenders.catalogue import Contender
     from blockadapt_experiments.running.estimate import Estimate
     from blockadapt_experiments.running.runner import RunJob
 
@@ -143,11 +143,27 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def experiments_table(experiments: Sequence[Experiment[Any]], scales: Sequence[str]) -> Table:
+def experiments_table(contents: Mapping[str, tuple[str, str]], scales: Sequence[str]) -> Table:
     """What can be run."""
     table = table_of(("experiment", "what", "scales", "in the paper"))
-    for experiment in experiments:
-        table.add_row(experiment.name, experiment.title, ", ".join(scales), experiment.section)
+    for name, (title, section) in contents.items():
+        table.add_row(name, title, ", ".join(scales), section)
+    return table
+
+
+def optimizers_table(contenders: Iterable[Contender]) -> Table:
+    """What can be compared."""
+    table = table_of(("optimizer", "what", "adapts by", "default lr"))
+    for contender in contenders:
+        table.add_row(contender.name, contender.label, contender.kind, f"{contender.lr:g}")
+    return table
+
+
+def settings_table(values: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What can be set, and its value at each scale."""
+    table = table_of(("setting", *values))
+    for key in dict.fromkeys(key for settings in values.values() for key in settings):
+        table.add_row(key, *(setting(settings[key]) if key in settings else NONE for settings in values.values()))
     return table
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import io
 import os
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +32,9 @@ from blockadapt_experiments.files.atomic import atomic
 
 HUB = {"mnist": "ylecun/mnist", "cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 """Hub id by the name used here."""
+
+HUB_PATIENCE = 5.0
+"""Seconds to wait for the hub's first answer."""
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 """[channels, height, width] of the images of each data set."""
@@ -128,6 +134,8 @@ def _read_parquet(paths: Sequence[Path]) -> Any:
 
 def _from_hub(name: str) -> dict[str, Any]:
     """The splits, downloaded unless the hub's own cache has them."""
+    if "HF_HUB_OFFLINE" not in os.environ and not _hub_answers():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # else half a minute of attempts; what was downloaded before is still found
     import datasets
 
     if not sys.stderr.isatty():
@@ -138,6 +146,17 @@ def _from_hub(name: str) -> dict[str, Any]:
         raise _missing(name, f"on the hub ({type(error).__name__})") from error
     column = _column(splits["train"].column_names, IMAGE_COLUMNS)
     return {split: table.cast_column(column, datasets.Image(decode=False)) for split, table in splits.items()}
+
+
+def _hub_answers() -> bool:
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_PATIENCE):
+            return True
+    except urllib.error.HTTPError:  # an answer, if not a kind one
+        return True
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -213,8 +214,13 @@ def advance(task: Task) -> tuple[Sequence[Row], bool]:
 
 
 def threads_for(jobs: int) -> int:
-    """Threads for each of so many runs at once: together no more than the cores, nor than torch was told to use."""
-    return max(1, min(torch.get_num_threads(), available_cores() // jobs))
+    """Threads for each of so many runs at once: one, or as many as OMP_NUM_THREADS asks for and the cores allow.
+
+    Small nets gain nothing from a second thread and lose much where the machine is busy; and results whose last digits
+    depend on the number of threads are then the same on every machine. `--jobs` uses the other cores.
+    """
+    asked = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else 1
+    return max(1, min(asked, available_cores() // jobs))
 
 
 @contextlib.contextmanager

@@ -16,15 +16,19 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+import blockadapt
 from blockadapt_experiments.__main__ import main
-from blockadapt_experiments.core.config import SCALES
+from blockadapt_experiments.commands.contents import CONTENTS
+from blockadapt_experiments.contenders.catalogue import CONTENDERS
+from blockadapt_experiments.core.config import SCALES, keys
+from blockadapt_experiments.data.images import load_images
 from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.running.environment import available_cores
 from blockadapt_experiments.running.runner import warm_up
 from support.disk import full_disk, posix
 from support.images import write_images
-from support.laboratory import COMMAND, ENVIRONMENT, run_command, wait_until
+from support.laboratory import COMMAND, ENVIRONMENT, finished, run_command, wait_until
 
 
 class Said(NamedTuple):
@@ -70,6 +74,67 @@ def test_list_names_every_experiment(command: Command) -> None:
         (line,) = (line for line in said.out.splitlines() if line.split()[:1] == [name])
         assert get_experiment(name).title in line
         assert ", ".join(SCALES) in line
+
+
+def test_what_list_shows_is_what_the_experiments_say() -> None:
+    said = {name: (get_experiment(name).title, get_experiment(name).section) for name in EXPERIMENTS}
+    assert said == CONTENTS
+    assert list(said) == list(CONTENTS)
+
+
+def test_list_shows_optimizers_and_settings(command: Command) -> None:
+    said = command("list", "--optimizers")
+    assert said.code == 0
+    for name, contender in CONTENDERS.items():
+        (line,) = (line for line in said.out.splitlines() if line.split()[:1] == [name])
+        assert contender.label in line
+    said = command("list", "--settings", "mnist-lenet300")
+    shown = {line.split()[0]: line for line in said.out.splitlines() if line.split()}
+    experiment = get_experiment("mnist-lenet300")
+    assert {*keys(experiment.config)} - {"lr"} <= shown.keys()
+    assert shown["epochs"].split() == ["epochs", "2", "20", "100"]
+    said = command("list", "--settings", "mnist-lenet30")
+    assert said == (2, "", "blockadapt: there is no experiment 'mnist-lenet30'; the nearest is 'mnist-lenet300'.\n")
+
+
+LIGHT = """
+import sys
+from blockadapt_experiments.__main__ import main
+sys.argv = ["blockadapt", *sys.argv[1:]]
+try:
+    main()
+finally:
+    heavy = [name for name in ("torch", "scipy", "matplotlib", "datasets", "optuna") if name in sys.modules]
+    assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "answer"),
+    [
+        (("list",), 0, "LeNet-300-100 on MNIST"),
+        (("--version",), 0, f"blockadapt {blockadapt.__version__}\n"),
+        (("run", "mnist-lenet30"), 2, "blockadapt: there is no experiment 'mnist-lenet30'; the nearest is"),
+        (("plan", "tcva"), 2, "blockadapt: there is no experiment 'tcva'; the nearest is 'tcvae'.\n"),
+        (
+            ("run", "terms", "--scale", "smok"),
+            2,
+            "terms: `scale` must be one of 'smoke', 'laptop', 'paper', got 'smok'.",
+        ),
+        (("run", "terms", "--sclae", "smoke"), 2, "No such option"),
+    ],
+)
+def test_what_can_be_said_at_once_loads_nothing_heavy(words: tuple[str, ...], code: int, answer: str) -> None:
+    done = finished([sys.executable, "-c", LIGHT, *words])
+    assert "AssertionError" not in done.stderr
+    assert done.returncode == code
+    assert answer in done.stdout + done.stderr
+
+
+def test_compile_makes_the_kernels_ready(command: Command) -> None:
+    said = command("compile")
+    assert said.code == 0
+    assert [line.split(":")[0] for line in said.out.splitlines()] == ["float32", "float64"]
 
 
 def test_plan_prints_the_librarys_table(command: Command) -> None:
@@ -237,6 +302,7 @@ def test_a_command_whose_job_failed_does_not_end_well(command: Command, tmp_path
 
 @posix
 def test_on_a_full_disk_runs_fail_in_one_line_each_and_go_on_later(command: Command, tmp_path: Path) -> None:
+    load_images("digits")  # whatever an import writes
     with full_disk(20_000):  # room for rows, none for weights
         said = command(*tiny(tmp_path))
     assert said.code == 1
@@ -250,6 +316,7 @@ def test_on_a_full_disk_runs_fail_in_one_line_each_and_go_on_later(command: Comm
 
 @posix
 def test_a_disk_without_any_room_gets_one_sentence(command: Command, tmp_path: Path) -> None:
+    load_images("digits")  # whatever an import writes
     with full_disk(10):
         said = command(*tiny(tmp_path))
     assert said == (1, "", f"blockadapt: File too large ({tmp_path / 'experiment.json'}).\n")

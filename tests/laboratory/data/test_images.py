@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +128,29 @@ def test_the_hub_is_asked_through_datasets(tmp_path: Path, monkeypatch: pytest.M
         np.testing.assert_array_equal(found["test"], GREY_TEST[:, np.newaxis])
         assert found["labels"].tolist() == [row % 7 for row in range(11)]
     assert len(list((tmp_path / "cache" / "blockadapt" / "images").glob("mnist-*.npz"))) == 1
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
+    """Everything that `datasets` would try again for half a minute is left out."""
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    asked.append(server.accept()[0].close())
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        environment |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1"}
+        program = "from blockadapt_experiments.data.images import load_images; load_images('mnist')"
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, encoding="utf-8", check=False
+        )
+        server.shutdown(socket.SHUT_RDWR)
+    assert "MissingData: data: mnist was not found on the hub" in done.stderr
+    assert len(asked) == 1
 
 
 def test_a_missing_folder_says_both_ways(tmp_path: Path) -> None:

@@ -121,9 +121,12 @@ def test_a_run_that_was_begun_keeps_its_threads(tmp_path: Path, always_save: Non
     assert torch.get_num_threads() == 1
 
 
-def test_threads_share_the_cores() -> None:
+def test_a_run_has_one_thread_unless_more_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(64)
     cores = runner.available_cores()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_for(1) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
     assert threads_for(1) == cores
     assert threads_for(2) == max(1, cores // 2)
     assert threads_for(10 * cores) == 1
