@@ -120,8 +120,12 @@ def run(
     from blockadapt_experiments.experiments.registry import get_experiment
     from blockadapt_experiments.running.environment import available_cores
     from blockadapt_experiments.running.runner import Request, threads_for
+    from blockadapt_experiments.running.storage import without_password
 
-    command = shlex.join(["blockadapt", *sys.argv[1:]])
+    words = sys.argv[1:]
+    if storage:  # the command is shown and kept, its password is not
+        words = [word.replace(storage, without_password(storage)) for word in words]
+    command = shlex.join(["blockadapt", *words])
     out = out or Path("runs") / f"{experiment}-{scale}"
     with _one_sentence():
         settings = load(get_experiment(experiment), scale, [*(changes or ()), *_selection(seed, optimizers)])

@@ -17,6 +17,7 @@ from blockadapt_experiments.running.environment import environment
 from blockadapt_experiments.running.estimate import dry_run, total_seconds
 from blockadapt_experiments.running.records import begin_experiment
 from blockadapt_experiments.running.runner import Request, RunJob, check, run_jobs
+from blockadapt_experiments.running.storage import without_password
 from blockadapt_experiments.running.workers import Done, Failed, Job, work
 
 
@@ -84,7 +85,7 @@ class Session:
         """Tune, and write `tuned.json`; returns learning rates by arm and variant, of those that did not fail."""
         from blockadapt_experiments.running.tuning import TrialJob, tune
 
-        say(self.console, f"Tuning learning rates through {storage}.")
+        say(self.console, f"Tuning learning rates through {without_password(storage)}.")
         waited: list[int] = []
 
         def do(jobs: Sequence[TrialJob]) -> Sequence[Done | Failed]:

@@ -42,6 +42,7 @@ from blockadapt_experiments.results.measurements import Row, RunKey
 from blockadapt_experiments.results.summary import TAIL
 from blockadapt_experiments.running.environment import git_state
 from blockadapt_experiments.running.runner import Request, advance, threads
+from blockadapt_experiments.running.storage import is_postgres, with_driver, without_password
 from blockadapt_experiments.running.workers import Done, Failed, Leg, Report
 
 HEARTBEAT = 5
@@ -186,8 +187,11 @@ def _storage(url: str) -> RDBStorage:
             time.sleep(pause)
         return _opened(url)
     except (SQLAlchemyError, ImportError) as error:
+        if isinstance(error, ImportError) and is_postgres(url):
+            install = 'pip install "blockadapt[postgres]"'
+            raise ValueError(f"run: `storage` needs the driver of PostgreSQL; install it with {install}.") from error
         rule = f"the URL of a database that can be opened ({type(error).__name__})"
-        raise ValueError(refusal("run", "storage", rule, url)) from error
+        raise ValueError(refusal("run", "storage", rule, without_password(url))) from error
 
 
 def _opened(url: str) -> RDBStorage:
@@ -195,7 +199,7 @@ def _opened(url: str) -> RDBStorage:
     options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # others may be writing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return RDBStorage(url, engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
+        return RDBStorage(with_driver(url), engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
 
 
 Tuned = dict[str, dict[str, dict[str, Any]]]

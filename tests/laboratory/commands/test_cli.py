@@ -331,6 +331,22 @@ def test_more_jobs_than_cores_are_cut_to_the_cores(command: Command, tmp_path: P
     assert f"{cores} at once with 1 thread each" in said.out
 
 
+@pytest.mark.parametrize("form", [["--storage", "{}"], ["--storage={}"]])
+def test_a_password_is_kept_nowhere(command: Command, tmp_path: Path, form: list[str]) -> None:
+    url = f"sqlite:///{tmp_path}/tuning.db?password=s3cret"
+    out, tuning = (
+        tmp_path / "out",
+        ["tune.trials=2", "tune.low=0.01", "tune.high=0.1", "optimizers=['sgd']", "epochs=1"],
+    )
+    done = finished(run_command(out, *tuning, options=["--tune", *(word.format(url) for word in form)]))
+    assert done.returncode == 0, done.stderr
+    assert "password=***" in done.stdout
+    assert command("report", str(out)).code == 0
+    kept = [path for path in out.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+    assert (kept, "s3cret" in done.stdout + done.stderr) == ([], False)
+    assert "password=***" in read_json(out / "experiment.json")["command"]
+
+
 def test_seeds_of_the_runs_are_not_tuned_with(command: Command, tmp_path: Path) -> None:
     said = command(*tiny(tmp_path / "out", "tune.seeds=[7, 0]", options=["--tune"]))
     assert said == (2, "", "run: `tune.seeds` must be other seeds than those of the runs, [0], got [7, 0].\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import signal
 import sqlite3
@@ -22,6 +23,7 @@ from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.running import tuning
 from blockadapt_experiments.running.runner import Request
+from blockadapt_experiments.running.storage import without_password
 from blockadapt_experiments.running.tuning import TrialJob, Tuned, grid, tune
 from blockadapt_experiments.running.workers import Done, Failed, work
 from support.images import write_images
@@ -149,7 +151,7 @@ def test_test_images_have_no_part_in_it(tmp_path: Path, monkeypatch: pytest.Monk
     write_images(tmp_path / "mnist", "train", images)
     monkeypatch.setitem(CLASSES, "mnist", 100)
     write_images(tmp_path / "mnist", "test", images[:20], first_label=50)  # a loss on such labels raises
-    changes = ("data=mnist", "optimizers=['sgd']", "epochs=1", "tune.trials=2")
+    changes = ("data=mnist", "optimizers=['sgd']", "epochs=1", "tune.trials=2", "test_examples=20")
     asked = request(tmp_path / "out", *SMALL, *changes, data_dir=tmp_path)
     found, _ = tuned(asked)
     assert found["sgd"][""]["trials"] == 2
@@ -200,6 +202,39 @@ def test_a_database_that_cannot_be_opened_gets_one_sentence(
     with pytest.raises(ValueError, match=r"^run: `storage` must be the URL of a database .* got ") as refusal:
         job.study()
     assert str(refusal.value).endswith(f"got {url!r}.")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="the driver is there")
+def test_without_the_driver_of_postgresql_its_extra_is_named(tmp_path: Path) -> None:
+    job = TrialJob(request(tmp_path, *SMALL), "postgresql://me:secret@host/db", "{}", "sgd", "")
+    with pytest.raises(ValueError, match=r"^run: ") as refusal:
+        job.study()
+    sentence = 'run: `storage` needs the driver of PostgreSQL; install it with pip install "blockadapt[postgres]".'
+    assert str(refusal.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("sqlite:////home/me/tuning.db", "sqlite:////home/me/tuning.db"),
+        ("postgresql://host/db", "postgresql://host/db"),
+        ("postgresql://me@host:5432/db", "postgresql://me@host:5432/db"),
+        ("postgresql+psycopg://me:secret@host:5432/db", "postgresql+psycopg://me:***@host:5432/db"),
+        ("postgresql://me:sec@ret/s@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
+        ("postgresql:///db?password=secret&host=a", "postgresql:///db?password=***&host=a"),
+    ],
+)
+def test_a_url_is_told_without_its_password(url: str, told: str) -> None:
+    assert without_password(url) == told
+
+
+def test_other_data_are_another_study(tmp_path: Path) -> None:
+    asked, url = request(tmp_path, *SMALL), f"sqlite:///{tmp_path / 'tuning.db'}"
+    names = {TrialJob(asked, url, data, "sgd", "").study().study_name for data in ("a", "b", "a")}
+    assert len(names) == 2
+    global last_storage
+    last_storage = url
 
 
 IMPATIENT = """
