@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,13 @@ def write_run(
     if arrays is not None:
         np.savez(directory / "arrays.npz", **arrays)
     if finished:
-        result = {"numbers": numbers or {}, "seconds": len(rows) * (leg or 0.0), "peak_memory_bytes": 10**8}
+        lines = [path for path in (directory / "metrics.jsonl", directory / "timing.jsonl") if path.exists()]
+        written = {
+            path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            for path in lines
+        }
+        counted = {"rows": len(rows), "written": written}
+        result = {"numbers": numbers or {}, **counted, "seconds": len(rows) * (leg or 0.0), "peak_memory_bytes": 10**8}
         write_json(directory / "result.json", {**result, "finished": "2025-01-01T00:00:00+00:00"})
     else:
         (directory / "checkpoint.pt").write_bytes(b"not read here")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from blockadapt_experiments.commands import display
+from blockadapt_experiments.commands.contents import CONTENTS, require_known
 from blockadapt_experiments.commands.display import say
+from blockadapt_experiments.core.names import SCALES
+from blockadapt_experiments.files.atomic import write_json
 
 if TYPE_CHECKING:
     from blockadapt_experiments.commands.bench import Row
@@ -32,18 +36,53 @@ Changes = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"blockadapt {version('blockadapt')}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     """Block-diagonal adaptive optimizers for PyTorch: demos and experiments."""
 
 
 @app.command("list")
-def list_experiments() -> None:
-    """Show the experiments."""
-    from blockadapt_experiments.core.config import SCALES
-    from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
+def list_experiments(
+    optimizers: Annotated[bool, typer.Option("--optimizers", help="Show the optimizers instead.")] = False,
+    settings: Annotated[
+        str | None,
+        typer.Option("--settings", metavar="EXPERIMENT", help="Show the settings of one, as --set takes them."),
+    ] = None,
+) -> None:
+    """Show the experiments, the optimizers, or the settings of an experiment."""
+    with _one_sentence():
+        if settings is not None:
+            require_known(settings, SCALES[0])
+            from blockadapt_experiments.core.config import flat, load, plain
+            from blockadapt_experiments.experiments.registry import get_experiment
 
-    Console().print(display.experiments_table([get_experiment(name) for name in EXPERIMENTS], SCALES))
+            experiment = get_experiment(settings)
+            values = {scale: flat(plain(load(experiment, scale))) for scale in SCALES}
+            Console().print(display.settings_table(values))
+    if optimizers:
+        from blockadapt_experiments.contenders.catalogue import CONTENDERS
+
+        Console().print(display.optimizers_table(CONTENDERS.values()))
+    elif settings is None:
+        Console().print(display.experiments_table(CONTENTS, SCALES))
+
+
+@app.command("compile")
+def compile_kernels() -> None:
+    """Compile the CPU kernels ahead of time, so that no training waits for them."""
+    from blockadapt.compile import main
+
+    raise typer.Exit(main([]))
 
 
 @app.command()
@@ -61,7 +100,7 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Where data sets or texts lie; the hub if not given.")
     ] = None,
     changes: Changes = None,
-    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, which share the cores.")] = 1,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, at most one a core.")] = 1,
     tune: Annotated[bool, typer.Option("--tune", help="Find learning rates first, on validation data.")] = False,
     storage: Annotated[
         str | None,
@@ -74,27 +113,38 @@ def run(
 
     Whatever stops it, the same command goes on where it stopped and ends with the same numbers. Finished runs are kept.
     """
+    with _one_sentence():
+        require_known(experiment, scale)
     from blockadapt_experiments.commands.session import Session
     from blockadapt_experiments.core.config import load
     from blockadapt_experiments.experiments.registry import get_experiment
+    from blockadapt_experiments.running.environment import available_cores
     from blockadapt_experiments.running.runner import Request, threads_for
+    from blockadapt_experiments.running.storage import without_password
 
-    command = shlex.join(["blockadapt", *sys.argv[1:]])
+    words = sys.argv[1:]
+    if storage:  # the command is shown and kept, its password is not
+        words = [word.replace(storage, without_password(storage)) for word in words]
+    command = shlex.join(["blockadapt", *words])
     out = out or Path("runs") / f"{experiment}-{scale}"
     with _one_sentence():
         settings = load(get_experiment(experiment), scale, [*(changes or ()), *_selection(seed, optimizers)])
         if storage and not tune:
             raise ValueError("run: `storage` must be given together with --tune.")
+        cores = available_cores()
+        if jobs > cores:
+            say(Console(), f"--jobs {jobs} is more than the cores that there are; {cores} at once.")
+            jobs = cores
         request = Request(experiment, scale, settings, out, data_dir, threads_for(jobs), tensorboard)
         session = Session(request, jobs, command, Console())
         if dry_run:
             session.show(tune)
             return
-        session.check(tune)
+        found = session.check(tune)
         _require_directory("run", out)
-        session.begin(tune)
+        data = session.begin(tune, found)
         try:
-            rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}") if tune else None
+            rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}", data) if tune else None
             complete = session.run(rates)
         except KeyboardInterrupt:
             typer.echo(f"Interrupted; `{command}` goes on where this stopped.", err=True)
@@ -134,6 +184,8 @@ def plan(
     changes: Changes = None,
 ) -> None:
     """Show how a block method cuts up the model of an experiment, and what that costs. Trains nothing."""
+    with _one_sentence():
+        require_known(experiment, scale)
     from blockadapt_experiments.commands.planning import plan_experiment
 
     sizes = [] if block_size is None else [f"optimizer.block_size={block_size}"]
@@ -164,8 +216,9 @@ def demo(
     with display.demo_progress(console, settings) as on_epoch:
         runs = run_demo(settings, data, on_epoch)
     numbers = out / "demo.json"
-    numbers.write_text(json.dumps(record(settings, data, runs), indent=2) + "\n", encoding="utf-8")
-    files = [*write_plots(runs, f"{len(data.train):,} training images, seed {seed}", out), numbers]
+    with _one_sentence():
+        write_json(numbers, record(settings, data, runs))
+        files = [*write_plots(runs, f"{len(data.train):,} training images, seed {seed}", out), numbers]
     console.print(display.demo_table(runs, settings, len(data.test)))
     names = ", ".join(file.name for file in files)
     say(console, f"Wrote {names} to {out}. This is one seed on a tiny data set: a look, not evidence.")
@@ -194,20 +247,25 @@ def bench(
             progress.update(task, description=name)
             rows += section(rounds)
             progress.advance(task)
-    (out / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
-    (out / "bench.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+    with _one_sentence():
+        write_json(out / "environment.json", environment())
+        write_json(out / "bench.json", [asdict(row) for row in rows])
     console.print(display.bench_table(rows))
     say(console, f"Wrote bench.json and environment.json to {out}.")
 
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Turn a ValueError about the user's input into its one sentence and exit code 2."""
+    """Turn a ValueError about the user's input into its one sentence and exit code 2; trouble with a file into 1."""
     try:
         yield
     except ValueError as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from None
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        typer.echo(f"blockadapt: {error.strerror or error}{where}.", err=True)
+        raise typer.Exit(1) from None
 
 
 def _require_directory(owner: str, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from blockadapt_experiments.results.formats import number
-from blockadapt_experiments.running.workers import Done, Event, Failed, Job, Leg
+from blockadapt_experiments.results.formats import NONE, number, setting
+from blockadapt_experiments.running.workers import Done, Event, Failed, Job, Leg, Note
 
 if TYPE_CHECKING:
     from blockadapt_experiments.commands.bench import Row as BenchRow
     from blockadapt_experiments.commands.demo import Epoch, Run
     from blockadapt_experiments.commands.demo import Settings as DemoSettings
-    from blockadapt_experiments.core.experiment import Experiment
+    from blockadapt_experiments.contenders.catalogue import Contender
     from blockadapt_experiments.running.estimate import Estimate
     from blockadapt_experiments.running.runner import RunJob
 
@@ -55,7 +55,7 @@ def job_progress(
 ) -> Iterator[Callable[[int, Event], None]]:
     """A line for each job that has ended; on a terminal also a bar for each at work and one for all."""
     if not on_terminal(console):
-        yield lambda index, event: _say_end(console, jobs[index], event, columns)
+        yield lambda index, event: _say_event(console, jobs[index], event, columns)
         return
     parts = (
         TextColumn("{task.description}", markup=False),
@@ -88,20 +88,25 @@ class _Bars:
             count, words = f"{event.done}/{event.legs}", row_words(event.row, self._columns)
             self._progress.update(self._bars[index], completed=event.done, count=count, row=words)
             self._shares[index] = event.done / max(1, event.legs)
+        elif isinstance(event, Note):
+            _say_event(self._console, job, event, self._columns)
         else:
             if index in self._bars:
                 self._progress.remove_task(self._bars.pop(index))
             self._shares[index] = 1.0
             self._ended += 1
-            _say_end(self._console, job, event, self._columns)
+            _say_event(self._console, job, event, self._columns)
         count = f"{self._ended}/{len(self._jobs)}"
         self._progress.update(self._all, completed=sum(self._shares.values()), count=count)
 
 
-def _say_end(console: Console, job: Job, event: Event, columns: Sequence[str]) -> None:
+def _say_event(console: Console, job: Job, event: Event, columns: Sequence[str]) -> None:
     if isinstance(event, Failed):
         words = ": ".join(part for part in (event.kind, event.words.partition("\n")[0]) if part)
-        say(console, f"{job.label} failed with {words}; see {job.error}.")
+        where = f"; see {job.error}" if job.error.exists() else ""
+        say(console, f"{job.label} failed with {words}{where}.")
+    elif isinstance(event, Note):
+        say(console, f"{job.label}: {event.words}")
     elif isinstance(event, Done) and event.value is not None:
         say(console, f"{job.label}: {row_words(event.value, columns)}")
 
@@ -138,11 +143,27 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def experiments_table(experiments: Sequence[Experiment[Any]], scales: Sequence[str]) -> Table:
+def experiments_table(contents: Mapping[str, tuple[str, str]], scales: Sequence[str]) -> Table:
     """What can be run."""
     table = table_of(("experiment", "what", "scales", "in the paper"))
-    for experiment in experiments:
-        table.add_row(experiment.name, experiment.title, ", ".join(scales), experiment.section)
+    for name, (title, section) in contents.items():
+        table.add_row(name, title, ", ".join(scales), section)
+    return table
+
+
+def optimizers_table(contenders: Iterable[Contender]) -> Table:
+    """What can be compared."""
+    table = table_of(("optimizer", "what", "adapts by", "default lr"))
+    for contender in contenders:
+        table.add_row(contender.name, contender.label, contender.kind, f"{contender.lr:g}")
+    return table
+
+
+def settings_table(values: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What can be set, and its value at each scale."""
+    table = table_of(("setting", *values))
+    for key in dict.fromkeys(key for settings in values.values() for key in settings):
+        table.add_row(key, *(setting(settings[key]) if key in settings else NONE for settings in values.values()))
     return table
 
 

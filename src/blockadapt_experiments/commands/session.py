@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
+from blockadapt.validation import require
 from blockadapt_experiments.commands.display import duration, estimates_table, job_progress, runs_table, say
 from blockadapt_experiments.core.config import plain
 from blockadapt_experiments.experiments.registry import get_experiment
@@ -16,6 +17,7 @@ from blockadapt_experiments.running.environment import environment
 from blockadapt_experiments.running.estimate import dry_run, total_seconds
 from blockadapt_experiments.running.records import begin_experiment
 from blockadapt_experiments.running.runner import Request, RunJob, check, run_jobs
+from blockadapt_experiments.running.storage import without_password
 from blockadapt_experiments.running.workers import Done, Failed, Job, work
 
 
@@ -46,21 +48,25 @@ class Session:
             say(self.console, f"About {duration(seconds)} in all, from a few measured steps.")
         self._say_plan(jobs)
 
-    def check(self, tuned: bool) -> None:
-        """Make sure that it can work, before anything is written.
+    def check(self, tuned: bool) -> dict[str, str]:
+        """Make sure that it can work, before anything is written; returns the digests of the data, by name.
 
         Raises:
             ValueError: It cannot: a setting, or missing data.
         """
+        settings = self.request.settings
         if tuned and get_experiment(self.request.experiment).objective is None:
             raise ValueError(f"run: {self.request.experiment} has no learning rate to tune; leave --tune out.")
-        check([job for job in run_jobs(self.request, {}) if not job.record.finished])
+        apart = not tuned or not {*settings.tune.seeds} & {*settings.seeds}
+        rule = f"other seeds than those of the runs, {list(settings.seeds)}"
+        require(apart, "run", "tune.seeds", rule, list(settings.tune.seeds))
+        return check([job for job in run_jobs(self.request, {}) if not job.record.finished])
 
-    def begin(self, tuned: bool) -> None:
-        """Write what will be done into the directory.
+    def begin(self, tuned: bool, data: Mapping[str, str]) -> Mapping[str, str]:
+        """Write what will be done into the directory; returns the digests of the data that its runs have.
 
         Raises:
-            ValueError: It holds other runs.
+            ValueError: It holds other runs, or runs on other data.
         """
         request = self.request
         about = {
@@ -68,16 +74,18 @@ class Session:
             "scale": request.scale,
             "settings": plain(request.settings),
             "tune": tuned,
+            **({"data_sha256": dict(data)} if data else {}),  # nothing was read where nothing is left to do
             "command": self.command,
             "environment": environment(),
         }
-        begin_experiment(request.out, about)
+        held: Mapping[str, str] = begin_experiment(request.out, about).get("data_sha256", {})
+        return held
 
-    def tune(self, storage: str) -> dict[tuple[str, str], float]:
+    def tune(self, storage: str, data: Mapping[str, str]) -> dict[tuple[str, str], float]:
         """Tune, and write `tuned.json`; returns learning rates by arm and variant, of those that did not fail."""
         from blockadapt_experiments.running.tuning import TrialJob, tune
 
-        say(self.console, f"Tuning learning rates through {storage}.")
+        say(self.console, f"Tuning learning rates through {without_password(storage)}.")
         waited: list[int] = []
 
         def do(jobs: Sequence[TrialJob]) -> Sequence[Done | Failed]:
@@ -88,7 +96,7 @@ class Session:
                 say(self.console, f"Waiting for trials that other processes have claimed, {claimed} of them.")
             waited.append(claimed)
 
-        found = tune(self.request, storage, do, on_wait)
+        found = tune(self.request, storage, data, do, on_wait)
         write_json(self.request.out / "tuned.json", found)
         rates = {}
         for arm, variants in found.items():
@@ -99,7 +107,11 @@ class Session:
         return rates
 
     def run(self, rates: dict[tuple[str, str], float] | None) -> bool:
-        """Do all runs that are not finished, with these learning rates where there are any; True if all are now."""
+        """Do all runs that are not finished, with these learning rates where there are any.
+
+        Returns:
+            Whether all runs are finished now, and none failed.
+        """
         jobs = run_jobs(self.request, rates or {})
         untuned = [job for job in jobs if rates is not None and (job.key.arm, job.key.variant) not in rates]
         left = [job for job in jobs if job not in untuned and (self.request.tensorboard or not job.record.finished)]
@@ -110,12 +122,13 @@ class Session:
         others = [job.label for job, end in zip(left, ends, strict=True) if isinstance(end, Done) and end.value is None]
         if others:
             say(self.console, f"Another process is working on {'; '.join(others)}.")
+        failed = any(isinstance(end, Failed) for end in ends)
         finished = sum(job.record.finished for job in jobs)
         minutes = (time.monotonic() - start) / 60
         say(self.console, f"{finished} of {len(jobs)} runs are finished, after {minutes:.1f} min.")
         if finished:
             say(self.console, f"`blockadapt report {self.request.out}` shows them.")
-        return finished == len(jobs)
+        return finished == len(jobs) and not untuned and not failed
 
     def _say_plan(self, jobs: Sequence[RunJob]) -> None:
         finished, begun = sum(job.record.finished for job in jobs), sum(job.record.begun for job in jobs)

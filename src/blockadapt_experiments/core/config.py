@@ -7,7 +7,6 @@ written with dots: `optimizer.block_size`. Every key and every type is checked, 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 import types
 import typing
@@ -24,14 +23,14 @@ from blockadapt.validation import (
 )
 from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.core.names import SCALES as SCALES
+from blockadapt_experiments.core.names import nearest as nearest
 from blockadapt_experiments.core.settings import Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-SCALES = ("smoke", "laptop", "paper")
 
 Table = dict[str, Any]
 
@@ -97,16 +96,6 @@ def first_difference(ours: Any, theirs: Any, key: str = "") -> Difference | None
                 return different
         return None
     return None if ours == theirs else Difference(key, ours, theirs)
-
-
-def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """The known name most like this one; a dotted name may be meant by its last part alone."""
-
-    def likeness(candidate: str) -> float:
-        ends = (name.rpartition(".")[2], candidate.rpartition(".")[2])
-        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, candidate), ends))
-
-    return max(sorted(known), key=likeness)
 
 
 def _plain(value: Any) -> Any:
@@ -203,6 +192,8 @@ def _converted(owner: str, key: str, hint: Any, value: Any) -> Any:
         return {name: _converted(owner, f"{key}.{name}", arguments[1], entry) for name, entry in value.items()}
     rule, fits = _SCALARS[hint]
     require(fits(value), owner, key, rule, value)
+    if hint is int:
+        require(-(2**63) <= value < 2**63, owner, key, "in [-2⁶³, 2⁶³)", value)
     return float(value) if hint is float else value
 
 

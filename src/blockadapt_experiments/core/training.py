@@ -29,6 +29,9 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 CPU = torch.device("cpu")
 
+MOST_EPOCHS = 1_000_000
+"""Far more than anybody trains for; the plan of a run has a number for each."""
+
 EVALUATION_BATCH = 1000
 """Images measured at once: enough to keep the cores busy, few enough to stay in the memory of a small machine."""
 
@@ -53,7 +56,7 @@ class TrainingSettings:
     validation_fraction: float = 1 / 6
 
     def __post_init__(self) -> None:
-        require_integer("training", "epochs", self.epochs, least=1)
+        require_integer("training", "epochs", self.epochs, least=1, most=MOST_EPOCHS)
         require_integer("training", "measured_examples", self.measured_examples, least=1)
         ok = 0 < self.validation_fraction < 1
         require(ok, "training", "validation_fraction", "in (0, 1)", self.validation_fraction)
@@ -79,7 +82,14 @@ class Sets:
 
 
 def hold_out(train: Examples, test: Examples, settings: TrainingSettings, tuning: bool) -> Sets:
-    """The sets of a run. While tuning there is no test set; the last part of the training images is for validation."""
+    """The sets of a run. While tuning there is no test set; the last part of the training images is for validation.
+
+    Raises:
+        ValueError: The settings ask for more images than there are, or for so few that none can be held out.
+    """
+    for name, examples in (("train_examples", train), ("test_examples", test)):
+        wanted = getattr(settings, name, len(examples))  # settings of an experiment on a part of its images
+        require(wanted <= len(examples), "training", name, f"at most {len(examples)}, as many as there are", wanted)
     held_out = {} if tuning else {"test": test}
     if tuning or settings.schedule.kind == "dev":
         count = max(1, round(settings.validation_fraction * len(train)))

@@ -6,10 +6,14 @@ with the files.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.client
 import io
 import os
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,21 +23,30 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from blockadapt.validation import require_choice
+from blockadapt.validation import Described, require, require_choice
 from blockadapt_experiments.data.digits import digits
 from blockadapt_experiments.data.examples import Examples
+from blockadapt_experiments.data.fingerprints import fingerprint, note
 from blockadapt_experiments.data.missing import MissingData
 from blockadapt_experiments.files.atomic import atomic
 
 HUB = {"mnist": "ylecun/mnist", "cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 """Hub id by the name used here."""
 
+HUB_PATIENCE = 5.0
+"""Seconds to wait for the hub's first answer."""
+
+SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
+"""[channels, height, width] of the images of each data set."""
+
+CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100}
+
 SPLITS = ("train", "test")
+PARTS = ("images", "labels")
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label")
 
 
-@lru_cache(maxsize=2)
 def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Examples]:
     """Training and test images of a data set, uint8 [count, channels, height, width], with their labels.
 
@@ -47,9 +60,25 @@ def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Exam
         ValueError: It is there and is not images with labels.
     """
     require_choice("data", "name", name, (*HUB, "digits"))
-    if name == "digits":
-        embedded = digits()
-        return _in_bytes(embedded.train), _in_bytes(embedded.test)
+    train, test, digest = _loaded(name, data_dir)
+    note(name, digest)
+    return train, test
+
+
+@lru_cache(maxsize=2)
+def _loaded(name: str, data_dir: Path | None) -> tuple[Examples, Examples, str]:
+    """Both sets, and the digest of their pixels and labels."""
+    train, test = _embedded() if name == "digits" else _stored(name, data_dir)
+    digest = fingerprint(part.numpy() for part in (train.images, train.labels, test.images, test.labels))
+    return train, test, digest
+
+
+def _embedded() -> tuple[Examples, Examples]:
+    embedded = digits()
+    return _in_bytes(embedded.train), _in_bytes(embedded.test)
+
+
+def _stored(name: str, data_dir: Path | None) -> tuple[Examples, Examples]:
     if data_dir is None:
         splits = _from_hub(name)
         key = "-".join(split._fingerprint for split in splits.values())
@@ -59,10 +88,19 @@ def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Exam
         key = _fingerprint(path for split in SPLITS for path in paths[split])
         read = lambda split: _read_parquet(paths[split])  # noqa: E731
     arrays = _decoded_once(name, key, read)
-    train, test = (
-        Examples(*(torch.from_numpy(arrays[f"{split}_{part}"]) for part in ("images", "labels"))) for split in SPLITS
-    )
+    for split in SPLITS:
+        _require_fitting(name, split, arrays[f"{split}_images"], arrays[f"{split}_labels"])
+    train, test = (Examples(*(torch.from_numpy(arrays[f"{split}_{part}"]) for part in PARTS)) for split in SPLITS)
     return train, test
+
+
+def _require_fitting(name: str, split: str, images: np.ndarray, labels: np.ndarray) -> None:
+    """Raise unless images and labels can be those of the data set."""
+    shape = tuple(images.shape[1:])
+    require(shape == SHAPES[name], "data", f"{split} images of {name}", f"of shape {SHAPES[name]}", shape)
+    found = (int(labels.min()), int(labels.max()))
+    rule = f"in [0, {CLASSES[name] - 1}]"
+    require(found[0] >= 0 and found[1] < CLASSES[name], "data", f"{split} labels of {name}", rule, found)
 
 
 def _in_bytes(examples: Examples) -> Examples:
@@ -90,12 +128,14 @@ def _read_parquet(paths: Sequence[Path]) -> Any:
 
     try:
         return pyarrow.concat_tables(pyarrow.parquet.read_table(path) for path in paths)
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"data: {', '.join(map(str, paths))} cannot be read as Parquet: {error}") from error
 
 
 def _from_hub(name: str) -> dict[str, Any]:
     """The splits, downloaded unless the hub's own cache has them."""
+    if "HF_HUB_OFFLINE" not in os.environ and not _hub_answers():
+        os.environ["HF_HUB_OFFLINE"] = "1"  # else half a minute of attempts; what was downloaded before is still found
     import datasets
 
     if not sys.stderr.isatty():
@@ -106,6 +146,17 @@ def _from_hub(name: str) -> dict[str, Any]:
         raise _missing(name, f"on the hub ({type(error).__name__})") from error
     column = _column(splits["train"].column_names, IMAGE_COLUMNS)
     return {split: table.cast_column(column, datasets.Image(decode=False)) for split, table in splits.items()}
+
+
+def _hub_answers() -> bool:
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_PATIENCE):
+            return True
+    except urllib.error.HTTPError:  # an answer, if not a kind one
+        return True
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:
@@ -125,31 +176,66 @@ def cache_folder() -> Path:
 
 
 def _decoded_once(name: str, key: str, read: Callable[[str], Any]) -> dict[str, np.ndarray]:
-    """Pixels and labels from the cache, or into it. Of several processes that start at once, one decodes."""
+    """Pixels and labels from the cache, or into it. Of several processes that start at once, one decodes.
+
+    What is in the cache and is damaged is decoded anew. Where there is no room or no right to write, nothing is kept.
+    """
     path = cache_folder() / f"{name}-{key}.npz"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    decoded = None
+    with contextlib.suppress(OSError):
+        _make_private(path.parent)
         with FileLock(f"{path}.lock"):
-            if not path.exists():
-                arrays = _decoded(read)
-                with atomic(path) as file:
-                    np.savez(file, allow_pickle=False, **arrays)
-                return arrays
-    except OSError:  # no room or no right to write there
-        return _decoded(read)
-    with np.load(path, allow_pickle=False) as archive:
-        return {part: archive[part] for part in archive.files}
+            cached = _cached(path)
+            if cached:
+                return cached
+            decoded = _decoded(read)
+            with atomic(path) as file:
+                np.savez(file, allow_pickle=False, **decoded)
+    return decoded or _decoded(read)
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder, and `blockadapt` above it, for this user alone: compiled kernels lie in the same one."""
+    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    for each in (folder.parent, folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
+def _cached(path: Path) -> dict[str, np.ndarray] | None:
+    """What the cache holds; None if that is nothing, or is damaged: the archive has a checksum for each array."""
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {f"{split}_{part}": archive[f"{split}_{part}"] for split in SPLITS for part in PARTS}
+    except Exception:  # however a damaged archive shows itself
+        return None
 
 
 def _decoded(read: Callable[[str], Any]) -> dict[str, np.ndarray]:
     arrays = {}
     for split in SPLITS:
         table = read(split)
-        images = table[_column(table.column_names, IMAGE_COLUMNS)].to_pylist()
         labels = table[_column(table.column_names, LABEL_COLUMNS)]
-        arrays[f"{split}_images"] = np.stack([_pixels(image["bytes"]) for image in images])
+        require(len(labels) > 0, "data", f"{split} images", "at least one", 0)
+        require(labels.null_count == 0, "data", f"{split} labels", "one for each image", Described("none for some"))
+        images = table[_column(table.column_names, IMAGE_COLUMNS)].to_pylist()
+        pixels = [_decoded_image(split, row, image) for row, image in enumerate(images)]
+        shapes = sorted({image.shape for image in pixels})
+        require(len(shapes) == 1, "data", f"{split} images", "of one shape", shapes)
+        arrays[f"{split}_images"] = np.stack(pixels)
         arrays[f"{split}_labels"] = labels.to_numpy().astype(np.int64)
     return arrays
+
+
+def _decoded_image(split: str, row: int, image: Any) -> np.ndarray:
+    png = image.get("bytes") if isinstance(image, dict) else None
+    if not png:
+        raise ValueError(f"data: {split} image {row} has no bytes.")
+    try:
+        return _pixels(png)
+    except Exception as error:  # Pillow has no one name for a damaged image
+        raise ValueError(f"data: {split} image {row} cannot be decoded ({type(error).__name__}).") from error
 
 
 def _pixels(png: bytes) -> np.ndarray:

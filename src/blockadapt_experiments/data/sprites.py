@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from blockadapt.validation import require, require_choice
+from blockadapt_experiments.data.fingerprints import fingerprint, note
 from blockadapt_experiments.data.missing import MissingData
 
 FACTORS = ("shape", "scale", "orientation", "x", "y")
@@ -74,7 +75,6 @@ class Sprites:
         return torch.from_numpy(pixels).to(torch.float32).view(-1, 1, SIDE, SIDE)
 
 
-@lru_cache(maxsize=1)
 def load_sprites(data: str, values: tuple[int, ...], data_dir: Path | None = None) -> Sprites:
     """Images of a part of the grid.
 
@@ -88,6 +88,19 @@ def load_sprites(data: str, values: tuple[int, ...], data_dir: Path | None = Non
         ValueError: There is, and it does not hold a grid of images; or it has fewer values than are to be kept.
     """
     require_choice("data", "data", data, tuple(NAMES))
+    sprites, digest = _loaded(data, values, data_dir)
+    note(data, digest)
+    return sprites
+
+
+@lru_cache(maxsize=1)
+def _loaded(data: str, values: tuple[int, ...], data_dir: Path | None) -> tuple[Sprites, str]:
+    """The images, and the digest of their pixels."""
+    sprites = _made(data, values, data_dir)
+    return sprites, fingerprint([sprites.packed])
+
+
+def _made(data: str, values: tuple[int, ...], data_dir: Path | None) -> Sprites:
     if data == "dsprites":
         return _read(_file(data_dir), values)
     parts = (_packed(render(chunk)) for chunk in np.array_split(_kept(SIZES, values), _chunks(math.prod(values))))

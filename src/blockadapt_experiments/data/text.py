@@ -14,10 +14,12 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from blockadapt.validation import Described, require, require_integer
+from blockadapt_experiments.data.fingerprints import fingerprint, note
 from blockadapt_experiments.data.missing import MissingData
 
 END, UNKNOWN = "<eos>", "<unk>"
@@ -99,7 +101,6 @@ class Corpus:
         return hashlib.sha256(b"\n".join(parts)).hexdigest()
 
 
-@lru_cache(maxsize=2)
 def read_corpus(
     files: TextFiles, vocabulary: int, train_tokens: int | None, evaluation_tokens: int | None, *, test: bool
 ) -> Corpus:
@@ -117,6 +118,16 @@ def read_corpus(
         ValueError: A part is empty or is no text.
     """
     require_integer("data", "vocabulary", vocabulary, least=2)
+    corpus = _read(files, vocabulary, train_tokens, evaluation_tokens, test)
+    parts = [] if corpus.test is None else [corpus.test.numpy()]
+    note(corpus.name, fingerprint([np.frombuffer(corpus.digest.encode(), np.uint8), *parts]))
+    return corpus
+
+
+@lru_cache(maxsize=2)
+def _read(
+    files: TextFiles, vocabulary: int, train_tokens: int | None, evaluation_tokens: int | None, test: bool
+) -> Corpus:
     train = _words(files.train)[:train_tokens]
     kept = _vocabulary(train, vocabulary)
     places = {word: place for place, word in enumerate(kept)}

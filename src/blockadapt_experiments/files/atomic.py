@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
-    """A file that is there whole once the block has ended, or as it was before."""
+    """A file that is there whole once the block has ended, or as it was before.
+
+    Raises:
+        OSError: It cannot be written. The error names the file, and what was written of it is gone, so that it takes no
+            room on a full disk.
+    """
     part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException as error:
+        part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(part)):
+            raise type(error)(error.errno, error.strerror, str(path)) from error
+        raise
     if os.name == "posix":  # the new name itself must reach the disk; other systems cannot open a folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -27,12 +39,39 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
             os.close(folder)
 
 
+@contextmanager
+def atomic_text(path: Path) -> Iterator[TextIO]:
+    """The same for text, whose lines end as they are written on every system."""
+    text = io.StringIO(newline="")
+    yield text
+    with atomic(path) as file:
+        file.write(text.getvalue().encode())
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write it atomically."""
     with atomic(path) as file:
         file.write((json.dumps(content, indent=2) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
-    """What `write_json` wrote."""
-    return json.loads(path.read_text(encoding="utf-8"))
+def read_json(path: Path, owner: str = "blockadapt", fields: Mapping[str, type] | None = None) -> dict[str, Any]:
+    """The table that `write_json` wrote.
+
+    Args:
+        path: The file.
+        owner: Who asks, as the first word of a refusal.
+        fields: What the table must have, and of which type.
+
+    Raises:
+        ValueError: It is no such table; the sentence names the file.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{owner}: {str(path)!r} is not valid JSON ({error}).") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{owner}: {str(path)!r} must hold a table, got {json.dumps(content)[:40]}.")
+    for name, kind in (fields or {}).items():
+        if not isinstance(content.get(name), kind):
+            raise ValueError(f"{owner}: {str(path)!r} must have `{name}` as `blockadapt run` writes it.")
+    return content

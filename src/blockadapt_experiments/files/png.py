@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from blockadapt_experiments.files.atomic import atomic
+
 
 def write_png(figure: Any, path: Path) -> Path:
     """Write the figure; returns the path."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, because experiments are listed without it
 
-    FigureCanvasAgg(figure).print_png(path)
+    with atomic(path) as file:
+        FigureCanvasAgg(figure).print_png(file)
     return path

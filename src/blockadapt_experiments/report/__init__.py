@@ -12,6 +12,7 @@ from typing import Any
 
 from blockadapt.validation import refusal
 from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.files.atomic import atomic_text
 from blockadapt_experiments.report.content import content
 from blockadapt_experiments.report.figures import write_figures
 from blockadapt_experiments.report.markdown import write_markdown
@@ -42,8 +43,9 @@ def write_report(out: Path, experiment: Experiment[Any] | None = None) -> list[P
     try:
         directory.mkdir(exist_ok=True)
         return _write(experiment, summary, out / "report.html", directory)
-    except (PermissionError, NotADirectoryError, FileExistsError):
-        raise ValueError(refusal("report", "dir", "a directory that can be written to", str(out))) from None
+    except OSError as error:
+        rule = f"a directory that can be written to ({error.strerror or error})"
+        raise ValueError(refusal("report", "dir", rule, str(out))) from None
 
 
 def _write(experiment: Experiment[Any], summary: Summary, page: Path, directory: Path) -> list[Path]:
@@ -60,7 +62,7 @@ def _write(experiment: Experiment[Any], summary: Summary, page: Path, directory:
 def _write_curves(summary: Summary, path: Path) -> None:
     """Every point of every curve: mean, half width, number of seeds, and the value of each seed."""
     head = ["metric", "variant", "optimizer", summary.experiment.axis, "mean", "half", "n"]
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with atomic_text(path) as file:
         writer = csv.writer(file)
         writer.writerow([*head, *(f"seed_{seed}" for seed in summary.seeds)])
         writer.writerows(_curve_rows(summary))

@@ -71,7 +71,8 @@ class Content:
         judged: The paper's claims.
         figures: The curves, as PNG files.
         pictures: What the experiment itself draws, as PNG files.
-        troubles: Runs and pictures that have failed, a sentence each.
+        troubles: Runs and pictures that have failed, and records that are damaged, a sentence each.
+        notes: What happened to runs on the way, a sentence each.
         differences: Settings that differ from the paper's scale; None if that is not known.
         tuned: How learning rates were found.
         environment: What the runs were started on, by name.
@@ -85,6 +86,7 @@ class Content:
     figures: Sequence[Path]
     pictures: Sequence[Path]
     troubles: Sequence[str]
+    notes: Sequence[str]
     differences: Sequence[Difference] | None
     tuned: Sequence[Tuned]
     environment: Mapping[str, str]
@@ -123,7 +125,8 @@ def content(experiment: Experiment[Any], summary: Summary, figures: Sequence[Pat
         judged=[Judged(claim.paper, _judge(summary, claim.judge)) for claim in experiment.claims],
         figures=figures,
         pictures=pictures,
-        troubles=[*_failures(summary), *troubles],
+        troubles=[*_failures(summary), *_damages(summary), *troubles],
+        notes=[f"{run.key.label}: {note}" for run in summary.runs for note in run.notes],
         differences=_differences(experiment, summary),
         tuned=_tuned(summary),
         environment={key.removesuffix("_bytes"): _told(key, value) for key, value in flat(summary.environment).items()},
@@ -158,6 +161,15 @@ def _failures(summary: Summary) -> list[str]:
     failed = [run for run in summary.runs if run.error]
     return [
         f"{run.key.arm} {run.key.variant} seed {run.key.seed} failed: {run.error}".replace("  ", " ") for run in failed
+    ]
+
+
+def _damages(summary: Summary) -> list[str]:
+    """A sentence for each run whose record cannot be believed."""
+    return [
+        f"{run.key.label} does not count: {run.damage} The same `blockadapt run` does it again."
+        for run in summary.runs
+        if run.damage
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from blockadapt_experiments.files.atomic import atomic_text
 from blockadapt_experiments.report.content import Content
 from blockadapt_experiments.report.table import Line, Table
 from blockadapt_experiments.results.formats import number
@@ -12,7 +13,8 @@ from blockadapt_experiments.results.formats import number
 
 def write_markdown(content: Content, path: Path) -> None:
     """Write the page."""
-    path.write_text("\n".join(_lines(content)) + "\n", encoding="utf-8", newline="\n")
+    with atomic_text(path) as file:
+        file.write("\n".join(_lines(content)) + "\n")
 
 
 def _lines(content: Content) -> Iterator[str]:
@@ -86,6 +88,9 @@ def _provenance(content: Content) -> Iterator[str]:
     if content.elsewhere:
         other = ", ".join(f"{_inline(key)} {_inline(value)}" for key, value in content.elsewhere.items())
         yield f"\nDifferent for some of the runs: {other}."
+    if content.notes:
+        yield "\nOn the way:\n"
+        yield from (f"- {_inline(note)}" for note in content.notes)
     if content.tuned:
         yield "\n## Learning rates tried\n"
         yield "Every optimizer had the same trials, with seeds that the results do not use and never on test data.\n"

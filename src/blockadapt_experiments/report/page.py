@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from blockadapt_experiments.core.config import flat
+from blockadapt_experiments.files.atomic import atomic_text
 from blockadapt_experiments.report.content import Content
 from blockadapt_experiments.results.formats import number, setting
 from blockadapt_experiments.results.summary import Summary
@@ -45,7 +46,8 @@ def write_page(content: Content, path: Path) -> None:
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-    path.write_text(html, encoding="utf-8", newline="\n")
+    with atomic_text(path) as file:
+        file.write(html)
 
 
 def _data(summary: Summary) -> dict[str, Any]:

@@ -13,8 +13,12 @@ from blockadapt.validation import refusal
 from blockadapt_experiments.core.config import flat, load
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.results.recorded_runs import read_json, read_run
+from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.results.recorded_runs import read_run
 from blockadapt_experiments.results.summary import Summary
+
+HEAD = {"experiment": str, "scale": str, "settings": dict, "command": str, "environment": dict}
+"""What a report needs of `experiment.json`."""
 
 
 def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
@@ -42,7 +46,7 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
         variants=_in_order(_planned_variants(experiment, head), (run.key.variant for run in runs)) or [""],
         seeds=_in_order(settings["seeds"], (run.key.seed for run in runs)),
         runs=runs,
-        tuned=read_json(tuned) if tuned.is_file() else {},
+        tuned=read_json(tuned, "report") if tuned.is_file() else {},
     )
 
 
@@ -59,7 +63,7 @@ def _read_head(out: Path) -> Any:
     """What `experiment.json` says."""
     if not (out / "experiment.json").is_file():
         raise ValueError(refusal("report", "dir", "a directory that `blockadapt run` has written to", str(out)))
-    return read_json(out / "experiment.json")
+    return read_json(out / "experiment.json", "report", HEAD)
 
 
 def _planned_variants(experiment: Experiment[Any], head: Mapping[str, Any]) -> Sequence[str]:

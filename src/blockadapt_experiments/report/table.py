@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from blockadapt_experiments.files.atomic import atomic_text
 from blockadapt_experiments.results import formats
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.summary import Summary
@@ -117,7 +118,7 @@ def write_table(table: Table, others: Table, path: Path) -> None:
     columns = [*table.columns, *others.columns]
     estimated = [name for column in columns for name in (column.key, f"{column.key}_half", f"{column.key}_n")]
     head = ["optimizer", "variant", "lr", "lr_source", "seeds_planned", "seeds_finished", "seeds_diverged"]
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with atomic_text(path) as file:
         writer = csv.writer(file)
         writer.writerow([*head, *estimated])
         for line, other in zip(table.lines, others.lines, strict=True):

@@ -1,7 +1,11 @@
-"""Runs read back from disk, finished or not."""
+"""Runs read back from disk, finished or not.
+
+A finished run is believed only if its rows are those that its result counts: `damage` says if they are not.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import Metric, Row, RunKey
+
+NOTES = "notes.jsonl"
+"""The file of a run that says what happened to it on the way."""
+
+FIELDS = {"arm": str, "variant": str, "seed": int, "environment": dict}
+"""What a report needs of `run.json`."""
 
 
 class Series(NamedTuple):
@@ -31,10 +42,12 @@ class Run:
         key: Which run.
         lr: The learning rate that it was made with.
         environment: What it was made on.
-        rows: What it measured so far.
+        rows: What it measured so far; none if the record is damaged.
         seconds: Time from its start until each row, [rows]; nan where none was kept.
         result: What it left at its end; None while it is not finished.
         error: What it failed with the last time, in a line; "" if it did not.
+        damage: What of its record cannot be believed, in a sentence; "" if all can.
+        notes: What happened to it on the way, a sentence each.
         directory: Where its record lies.
     """
 
@@ -45,12 +58,14 @@ class Run:
     seconds: np.ndarray
     result: Mapping[str, Any] | None
     error: str
+    damage: str
+    notes: Sequence[str]
     directory: Path
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
-        return self.result is not None
+        """Whether it came to its end, and its record can be believed."""
+        return self.result is not None and not self.damage
 
     @property
     def numbers(self) -> Mapping[str, Any]:
@@ -87,33 +102,57 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Read the record in this directory."""
-    about = read_json(directory / "run.json")
-    rows = _read_lines(directory / "metrics.jsonl")
-    result, error = directory / "result.json", directory / "error.txt"
-    trouble = error.read_text(encoding="utf-8").split("\n") if error.is_file() and not result.is_file() else []
+    """Read the record in this directory.
+
+    Raises:
+        ValueError: Its `run.json` cannot be read; the sentence names the file.
+    """
+    about = read_json(directory / "run.json", "report", FIELDS)
+    result, damage = read_result(directory)
+    rows, broken = _read_lines(directory / "metrics.jsonl")
+    timing, broken_timing = _read_lines(directory / "timing.jsonl")
+    damage = damage or broken or broken_timing
+    if damage:  # then nothing of it is shown
+        rows, timing = [], []
+    notes, _ = _read_lines(directory / NOTES)
+    error = directory / "error.txt"
+    trouble = error.read_text(encoding="utf-8").split("\n") if error.is_file() and not result else []
     return Run(
         key=RunKey(about["arm"], about["variant"], about["seed"]),
-        lr=as_number(about["lr"]),
+        lr=as_number(about.get("lr")),
         environment=about["environment"],
         rows=rows,
-        seconds=_seconds_at_rows(_read_lines(directory / "timing.jsonl"), len(rows)),
-        result=read_json(result) if result.is_file() else None,
+        seconds=_seconds_at_rows(timing, len(rows)),
+        result=result,
         error=next((line for line in reversed(trouble) if line.strip()), ""),
+        damage=damage,
+        notes=[str(note.get("words")) for note in notes],
         directory=directory,
     )
 
 
-def read_json(path: Path) -> Any:
-    """What is in a JSON file.
+def read_result(directory: Path) -> tuple[dict[str, Any] | None, str]:
+    """What a run left at its end, and why that cannot be believed.
 
-    Raises:
-        ValueError: It is none; the sentence names it.
+    Returns:
+        The result, None if there is none; and a sentence if it cannot be read or its rows are not those that it counts,
+        else "". A result that counts nothing, as results of old do, cannot be checked.
     """
+    path = directory / "result.json"
+    if not path.is_file():
+        return None, ""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"report: {str(path)!r} is not valid JSON ({error}).") from None
+        result = read_json(path)
+        counted = {name: (written["bytes"], written["sha256"]) for name, written in result.get("written", {}).items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None, f"{path.name} cannot be read."
+    for name, (size, sha256) in counted.items():
+        lines = directory / name
+        content = lines.read_bytes() if lines.is_file() else b""
+        if hashlib.sha256(content).hexdigest() != sha256:
+            how = "other bytes" if len(content) == size else f"{len(content)} bytes where the run wrote {size}"
+            return result, f"{name} is not what the run wrote ({how})."
+    return result, ""
 
 
 def as_number(value: Any) -> float:
@@ -121,15 +160,24 @@ def as_number(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def _read_lines(path: Path) -> list[Any]:
-    """The lines of a JSON Lines file, but for a last one that was only half written."""
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """The tables in a JSON Lines file, but for a last one that was only half written.
+
+    Returns:
+        The lines up to the first that is none, and a sentence about that one; "" if all are.
+    """
     if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise ValueError(f"report: {str(path)!r} has a line that is not valid JSON ({error}).") from None
+        return [], ""
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            table = json.loads(line)
+        except ValueError:
+            table = None
+        if not isinstance(table, dict):
+            return found, f"{path.name} has a line that cannot be read, line {number}."
+        found.append(table)
+    return found, ""
 
 
 def _seconds_at_rows(timing: Sequence[Mapping[str, Any]], rows: int) -> np.ndarray:

@@ -3,10 +3,15 @@
 Small files are written whole: to a temporary file, to the disk, then renamed. Rows are appended as they come; a
 checkpoint says how far they belong to it, and what was appended later is cut off when the run continues, also half a
 line. Whoever writes to a run holds its lock, which the system takes back when a process dies.
+
+A record is believed only as far as it can be checked. A checkpoint ends in its own digest and holds the digests of the
+rows that belong to it; a result holds those of all rows. The checkpoint before the last is kept too, so that a damaged
+one costs little. What was not as expected is told, and noted in the run.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zipfile
@@ -23,32 +28,36 @@ from filelock import FileLock, Timeout
 from blockadapt.validation import refusal
 from blockadapt_experiments.core.config import first_difference
 from blockadapt_experiments.files.atomic import atomic, read_json, write_json
+from blockadapt_experiments.files.checked import is_whole, sha256_of, write_checked
 from blockadapt_experiments.results.measurements import Outcome, Row, RunKey
+from blockadapt_experiments.results.recorded_runs import NOTES, read_result
 
 
-def begin_experiment(out: Path, about: Mapping[str, Any]) -> None:
-    """Write `experiment.json`, or make sure that the one that is there says the same.
+def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write `experiment.json`, or make sure that the one that is there says the same; returns the one that holds.
 
     Args:
         out: The directory of the experiment.
-        about: Its name, scale, settings and whether learning rates are tuned, which must not change; and the command
-            and the environment, of which the first are kept.
+        about: Its name, scale, settings, data and whether learning rates are tuned, which must not change; and the
+            command and the environment, of which the first are kept.
 
     Raises:
         ValueError: The directory holds other runs; the sentence names the first key that differs.
     """
     path = out / "experiment.json"
     with FileLock(out / ".lock"):
-        if path.exists():
-            _require_same(about, read_json(path), f"the runs in {out}")
-        else:
+        if not path.exists():
             write_json(path, about)
+            return dict(about)
+        before = read_json(path, "run")
+        _require_same(about, before, f"the runs in {out}")
+        return before
 
 
 def _require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Compare all but what may change: the command and the environment."""
+    """Compare all but what may change: the command and the environment; and what a record of old does not have."""
     for name in ours:
-        if name in ("command", "environment"):
+        if name in ("command", "environment") or name not in theirs:
             continue
         key = "" if name == "settings" else name
         different = first_difference(ours[name], theirs.get(name), key)
@@ -70,21 +79,31 @@ class RunRecord:
         self.error = self.folder / "error.txt"
         self.metrics = self.folder / "metrics.jsonl"
         self._about = self.folder / "run.json"
+        self._notes = self.folder / NOTES
         self._timing = self.folder / "timing.jsonl"
         self._checkpoint = self.folder / "checkpoint.pt"
+        self._checkpoint_before = self.folder / "checkpoint-before.pt"
         self._result = self.folder / "result.json"
         self._arrays = self.folder / "arrays.npz"
         self._rows = 0
+        self._digests = {path: hashlib.sha256() for path in (self.metrics, self._timing)}
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end."""
-        return self._result.exists()
+        """Whether the run has come to its end, and its rows are those that its result counts."""
+        result, damage = read_result(self.folder)
+        return result is not None and not damage
 
     @property
     def begun(self) -> bool:
         """Whether there is something to continue from."""
-        return self._checkpoint.exists()
+        return not self._result.exists() and (self._checkpoint.exists() or self._checkpoint_before.exists())
+
+    @property
+    def about(self) -> dict[str, Any] | None:
+        """What the run was begun with; None if it was not."""
+        fields = {"environment": dict}
+        return read_json(self._about, "run", fields) if self._about.exists() else None
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
@@ -101,41 +120,85 @@ class RunRecord:
         finally:
             lock.release()
 
-    def begin(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Write `run.json`, or make sure that the one that is there says the same; returns the one that holds."""
-        if self._about.exists():
-            before: dict[str, Any] = read_json(self._about)
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Write `run.json`, or make sure that the one that is there says the same."""
+        before = self.about
+        if before is None:
+            write_json(self._about, about)
+        else:
             _require_same(about, before, f"what {self.key.label} was begun with")
-            return before
-        write_json(self._about, about)
-        return dict(about)
 
-    def resume(self) -> dict[str, Any] | None:
-        """The last checkpoint, all files cut back to it; None to begin at the beginning."""
+    def resume(self) -> tuple[dict[str, Any] | None, list[str]]:
+        """The last checkpoint that can be trusted, all files cut back to it; None to begin at the beginning.
+
+        Returns:
+            The checkpoint, and what was found damaged, a sentence each. Damaged files are removed.
+        """
+        _, damage = read_result(self.folder)
+        troubles = [damage] if damage else []
+        self._result.unlink(missing_ok=True)
         state: dict[str, Any] | None = None
-        if self._checkpoint.exists():
-            state = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
-        for path, kept in ((self.metrics, "metrics_bytes"), (self._timing, "timing_bytes")):
+        for path in (self._checkpoint, self._checkpoint_before):
+            if state is None and path.exists():
+                state = self._load(path)
+                if state is None:
+                    troubles.append(f"{path.name} is damaged, or rows that it counts are.")
+                    path.unlink()
+        for path in self._digests:
+            kept = state["written"][path.name]["bytes"] if state else 0
             with path.open("ab") as file:
-                file.truncate(state[kept] if state else 0)
+                file.truncate(kept)
+            with path.open("rb") as file:
+                self._digests[path] = sha256_of(file, kept)
         self._rows = state["rows"] if state else 0
+        return state, troubles
+
+    def _load(self, path: Path) -> dict[str, Any] | None:
+        """The checkpoint; None if it is not what was written, or the rows that it counts are not."""
+        if not is_whole(path):
+            return None
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        for lines in self._digests:
+            written = state["written"][lines.name]
+            if not lines.exists():
+                return None
+            with lines.open("rb") as file:
+                if sha256_of(file, written["bytes"]).hexdigest() != written["sha256"]:
+                    return None
         return state
+
+    def note(self, leg: int, words: str) -> None:
+        """Keep a sentence about something that happened to the run after this leg."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        _append(self._notes, [{"leg": leg, "time": now, "words": words}])
 
     def append(self, leg: int, rows: Sequence[Row], seconds: float) -> None:
         """Add what a leg measured, and how long it took."""
         self._rows += len(rows)
-        _append(self.metrics, [{name: _plain(value) for name, value in row.items()} for row in rows])
-        _append(self._timing, [{"leg": leg, "seconds": seconds, "last_row": self._rows}])
+        measured = [{name: _plain(value) for name, value in row.items()} for row in rows]
+        timing = {"leg": leg, "seconds": seconds, "last_row": self._rows}
+        for path, lines in ((self.metrics, measured), (self._timing, [timing])):
+            self._digests[path].update(_append(path, lines))
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint of this state, and of how far the rows belong to it."""
-        sizes = {}
-        for path, kept in ((self.metrics, "metrics_bytes"), (self._timing, "timing_bytes")):
+        """Write a checkpoint of this state, and of how far the rows belong to it. The one before is kept."""
+        written = self._written()
+
+        def write(file: Any) -> None:
+            torch.save({**state, "rows": self._rows, "written": written}, file)
+            if self._checkpoint.exists():
+                os.replace(self._checkpoint, self._checkpoint_before)
+
+        write_checked(self._checkpoint, write)
+
+    def _written(self) -> dict[str, dict[str, Any]]:
+        """Size and digest of all rows, which are on the disk from now on."""
+        found = {}
+        for path, digest in self._digests.items():
             with path.open("ab") as file:
-                os.fsync(file.fileno())  # rows reach the disk before the checkpoint that counts them
-                sizes[kept] = file.tell()
-        with atomic(self._checkpoint) as file:
-            torch.save({**state, "rows": self._rows, **sizes}, file)
+                os.fsync(file.fileno())  # rows reach the disk before the checkpoint or the result that counts them
+                found[path.name] = {"bytes": file.tell(), "sha256": digest.hexdigest()}
+        return found
 
     def finish(self, outcome: Outcome, peak_memory_bytes: int) -> None:
         """Write what is left to say; from now on the run is finished."""
@@ -145,6 +208,8 @@ class RunRecord:
         seconds = sum(json.loads(line)["seconds"] for line in self._timing.read_text(encoding="utf-8").splitlines())
         result = {
             "numbers": {name: _plain(value) for name, value in outcome.numbers.items()},
+            "rows": self._rows,
+            "written": self._written(),
             "seconds": seconds,
             "peak_memory_bytes": peak_memory_bytes,
             "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -154,7 +219,8 @@ class RunRecord:
 
     def clear(self) -> None:
         """Remove what only an unfinished run needs."""
-        for path in (self._checkpoint, self.error):
+        parts = self.folder.glob(".*.part")  # what a process was writing when it was killed
+        for path in (self._checkpoint, self._checkpoint_before, self.error, *parts):
             path.unlink(missing_ok=True)
 
     def rows(self) -> list[Row]:
@@ -162,9 +228,15 @@ class RunRecord:
         return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
 
 
-def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("ab") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> bytes:
+    """Add lines to a file; returns them as they are written there."""
+    written = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    try:
+        with path.open("ab") as file:
+            file.write(written)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+    return written
 
 
 def _plain(value: Any) -> float | int:

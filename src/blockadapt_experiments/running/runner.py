@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from torch import nn
 
 from blockadapt import BlockAdam
 from blockadapt_experiments.contenders.catalogue import CONTENDERS, LOST
-from blockadapt_experiments.core.config import plain
+from blockadapt_experiments.core.config import flat, plain
 from blockadapt_experiments.core.experiment import Task
 from blockadapt_experiments.core.settings import Settings
+from blockadapt_experiments.data.fingerprints import data_read
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import Outcome, Row, RunKey
 from blockadapt_experiments.results.tensorboard import Board
@@ -28,7 +30,7 @@ from blockadapt_experiments.running.environment import (
     reset_peak_memory,
 )
 from blockadapt_experiments.running.records import RunRecord
-from blockadapt_experiments.running.workers import Leg, Report
+from blockadapt_experiments.running.workers import Leg, Note, Report
 
 SAVING_SHARE = 0.05
 """Checkpoints are written after a leg, but take no more than this share of the time."""
@@ -123,16 +125,34 @@ class RunJob:
             "lr": self.lr,
             "settings": plain(self.request.settings),
         }
-        with threads(self.request.threads):
-            begun = record.begin({**about, "environment": environment()})
+        before = record.about
         # A run that was begun keeps its number of threads, on which its last digits depend.
-        with threads(begun["environment"]["threads"]):
+        with threads(before["environment"]["threads"] if before else self.request.threads):
             warm_up()
             reset_peak_memory()
             torch.manual_seed(self.key.seed)
-            task, state = self.request.task(self.key, self.lr), record.resume()
+            here = environment()
+            with data_read() as data:
+                task = self.request.task(self.key, self.lr)
+            record.begin({**about, "data_sha256": data, "environment": here})
+            state, troubles = record.resume()
+            leg = state["leg"] if state else 0
+            for words in _told(troubles, leg, here, before["environment"] if before and state else here):
+                record.note(leg, words)
+                report(Note(words))
             board = self._board(record, record.rows()) if self.request.tensorboard else None
             _take_forward(task, state, record, report, board)
+
+
+def _told(troubles: Sequence[str], leg: int, here: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
+    """What is to be known about a run that goes on after this leg: damaged records, and another environment."""
+    where = f"goes on after leg {leg}" if leg else "begins again"
+    if troubles:
+        yield f"{' '.join(troubles)} It {where}."
+    then = flat(before)
+    changed = [f"{key} {value}, not {then.get(key)}" for key, value in flat(here).items() if then.get(key) != value]
+    if changed:
+        yield f"It {where} with {'; '.join(changed)}."
 
 
 def _take_forward(
@@ -194,8 +214,13 @@ def advance(task: Task) -> tuple[Sequence[Row], bool]:
 
 
 def threads_for(jobs: int) -> int:
-    """Threads for each of so many runs at once: together no more than the cores, nor than torch was told to use."""
-    return max(1, min(torch.get_num_threads(), available_cores() // jobs))
+    """Threads for each of so many runs at once: one, or as many as OMP_NUM_THREADS asks for and the cores allow.
+
+    Small nets gain nothing from a second thread and lose much where the machine is busy; and results whose last digits
+    depend on the number of threads are then the same on every machine. `--jobs` uses the other cores.
+    """
+    asked = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else 1
+    return max(1, min(asked, available_cores() // jobs))
 
 
 @contextlib.contextmanager
@@ -214,7 +239,13 @@ def run_jobs(request: Request, lrs: Mapping[tuple[str, str], float]) -> list[Run
     return [RunJob(request, key, lrs.get((key.arm, key.variant), request.lr(key.arm))) for key in request.runs()]
 
 
-def check(jobs: Sequence[RunJob]) -> None:
-    """Make one run of each arm and throw it away, so that what cannot work is refused before anything has begun."""
-    for job in {(job.key.arm, job.key.variant): job for job in jobs}.values():
-        job.request.task(job.key, job.lr)
+def check(jobs: Sequence[RunJob]) -> dict[str, str]:
+    """Make one run of each arm and throw it away, so that what cannot work is refused before anything has begun.
+
+    Returns:
+        The digest of every data set that was read, by its name.
+    """
+    with data_read() as data:
+        for job in {(job.key.arm, job.key.variant): job for job in jobs}.values():
+            job.request.task(job.key, job.lr)
+    return data

@@ -18,7 +18,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -33,13 +33,16 @@ from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import TrialState
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
+from blockadapt import __version__
 from blockadapt.validation import refusal
 from blockadapt_experiments.core.config import plain
 from blockadapt_experiments.core.settings import TuneSettings
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import Row, RunKey
 from blockadapt_experiments.results.summary import TAIL
+from blockadapt_experiments.running.environment import git_state
 from blockadapt_experiments.running.runner import Request, advance, threads
+from blockadapt_experiments.running.storage import is_postgres, with_driver, without_password
 from blockadapt_experiments.running.workers import Done, Failed, Leg, Report
 
 HEARTBEAT = 5
@@ -60,6 +63,9 @@ POINT = "point"
 ALIVE = "alive"
 """The attribute of a trial that has given its first sign of life; Optuna never misses a trial that has given none."""
 
+MADE_WITH = "made with"
+"""The attribute of a trial that says with which code and threads its value was made."""
+
 TAKEN = (TrialState.COMPLETE, TrialState.RUNNING)
 
 
@@ -75,6 +81,7 @@ class TrialJob:
 
     request: Request
     storage: str
+    data: str
     arm: str
     variant: str
 
@@ -95,8 +102,11 @@ class TrialJob:
         return next(metric.better for metric in experiment.metrics if metric.key == experiment.objective) != "high"
 
     def study(self) -> optuna.Study:
-        """The study of this arm, whose name changes with anything that its values depend on."""
-        settings = {**plain(self.request.settings), "optimizers": None, "seeds": None, "lr": None}
+        """The study of this arm, whose name changes with the settings and the data that its values depend on.
+
+        They depend on code and threads a little too: each trial keeps with which it was made.
+        """
+        settings = {**plain(self.request.settings), "optimizers": None, "seeds": None, "lr": None, "": self.data}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         parts = (self.request.experiment, self.request.scale, self.arm, self.variant, digest)
         return optuna.create_study(
@@ -118,6 +128,7 @@ class TrialJob:
                 raise optuna.TrialPruned
             _storage(self.storage).record_heartbeat(trial._trial_id)
             trial.set_user_attr(ALIVE, True)
+            trial.set_user_attr(MADE_WITH, _made_with(self.request.threads))
             trial.suggest_float("lr", rates[0], rates[-1], log=True)  # for those who read the database
             value = self._value(rates[point], report)
             tried.append({"lr": rates[point], "value": value})
@@ -176,8 +187,11 @@ def _storage(url: str) -> RDBStorage:
             time.sleep(pause)
         return _opened(url)
     except (SQLAlchemyError, ImportError) as error:
+        if isinstance(error, ImportError) and is_postgres(url):
+            install = 'pip install "blockadapt[postgres]"'
+            raise ValueError(f"run: `storage` needs the driver of PostgreSQL; install it with {install}.") from error
         rule = f"the URL of a database that can be opened ({type(error).__name__})"
-        raise ValueError(refusal("run", "storage", rule, url)) from error
+        raise ValueError(refusal("run", "storage", rule, without_password(url))) from error
 
 
 def _opened(url: str) -> RDBStorage:
@@ -185,7 +199,7 @@ def _opened(url: str) -> RDBStorage:
     options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # others may be writing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return RDBStorage(url, engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
+        return RDBStorage(with_driver(url), engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
 
 
 Tuned = dict[str, dict[str, dict[str, Any]]]
@@ -195,6 +209,7 @@ Tuned = dict[str, dict[str, dict[str, Any]]]
 def tune(
     request: Request,
     storage: str,
+    data: Mapping[str, str],
     do: Callable[[Sequence[TrialJob]], Sequence[Done | Failed]],
     on_wait: Callable[[int], None],
 ) -> Tuned:
@@ -203,13 +218,15 @@ def tune(
     Args:
         request: The experiment.
         storage: URL of the database.
+        data: The digest of every data set of the experiment, by its name.
         do: Does jobs, and returns how each ended.
         on_wait: Told how many trials others have claimed, while there is nothing else left to do.
 
     Returns:
         What was found. An arm of which a trial has failed is left out.
     """
-    jobs = [TrialJob(request, storage, arm, variant) for arm, variant in request.arms()]
+    digest = json.dumps(dict(data), sort_keys=True)
+    jobs = [TrialJob(request, storage, digest, arm, variant) for arm, variant in request.arms()]
     broken: set[int] = set()
     while True:
         left = {index: _put_up(job) for index, job in enumerate(jobs) if index not in broken}
@@ -276,12 +293,23 @@ def _best(job: TrialJob) -> dict[str, Any]:
         "value": _finite(values[best]),
         "tried": [[rates[point], _finite(values[point])] for point in sorted(values)],
     }
+    told = []
     if found["value"] is None:
-        found["warning"] = "Every learning rate diverged."
+        told.append("Every learning rate diverged.")
     elif best in (0, len(rates) - 1):
         end, key = ("lower", "tune.low") if best == 0 else ("upper", "tune.high")
-        found["warning"] = f"The best learning rate is at the {end} edge of the range; move `{key}` and tune again."
-    return found
+        told.append(f"The best learning rate is at the {end} edge of the range; move `{key}` and tune again.")
+    made_with = sorted({trial.user_attrs[MADE_WITH] for trial in done if MADE_WITH in trial.user_attrs})
+    if len(made_with) > 1:
+        told.append(f"Its trials were made with different code or threads: {'; '.join(made_with)}.")
+    return {**found, "warning": " ".join(told)} if told else found
+
+
+def _made_with(threads: int) -> str:
+    """The code and the number of threads behind a value, in words."""
+    state = git_state()
+    commit = f"commit {state['commit'][:12]}{' and changes' * state['dirty']}" if state else f"version {__version__}"
+    return f"{commit}, torch {torch.__version__}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _finite(value: float) -> float | None:

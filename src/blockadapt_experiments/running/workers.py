@@ -30,6 +30,12 @@ class Leg(NamedTuple):
     row: dict[str, float]
 
 
+class Note(NamedTuple):
+    """Something that whoever looks at a job should know, in a sentence."""
+
+    words: str
+
+
 class Done(NamedTuple):
     """A job has ended and returned this."""
 
@@ -44,8 +50,8 @@ class Failed(NamedTuple):
     traceback: str
 
 
-Event = Leg | Done | Failed
-Report = Callable[[Leg], None]
+Event = Leg | Note | Done | Failed
+Report = Callable[[Leg | Note], None]
 
 
 class Job(Protocol):
@@ -63,7 +69,7 @@ class Job(Protocol):
     def error(self) -> Path: ...  # noqa: D102
 
     def __call__(self, report: Report) -> Any:
-        """Do it, and say after each leg how far it is."""
+        """Do it, and say after each leg how far it is, and what else there is to know."""
         ...
 
 
@@ -82,9 +88,10 @@ def work(
 
     def listen(index: int, event: Event) -> None:
         if isinstance(event, Failed):
-            jobs[index].error.parent.mkdir(parents=True, exist_ok=True)
-            jobs[index].error.write_text(event.traceback, encoding="utf-8")
-        if not isinstance(event, Leg):
+            with contextlib.suppress(OSError):  # on a full disk the words alone must do
+                jobs[index].error.parent.mkdir(parents=True, exist_ok=True)
+                jobs[index].error.write_text(event.traceback, encoding="utf-8")
+        if isinstance(event, Done | Failed):
             ends[index] = event
         on_event(index, event)
 
@@ -162,7 +169,7 @@ def _listen(
             _begin(crew, threads, waiting)
         return
     on_event(worker.index, event)
-    if not isinstance(event, Leg):
+    if isinstance(event, Done | Failed):
         _hand_out(crew, pipe, waiting)
 
 

@@ -12,17 +12,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
+import blockadapt
 from blockadapt_experiments.__main__ import main
-from blockadapt_experiments.core.config import SCALES
+from blockadapt_experiments.commands.contents import CONTENTS
+from blockadapt_experiments.contenders.catalogue import CONTENDERS
+from blockadapt_experiments.core.config import SCALES, keys
+from blockadapt_experiments.data.images import load_images
 from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
 from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.running.environment import available_cores
 from blockadapt_experiments.running.runner import warm_up
-from support.laboratory import COMMAND, ENVIRONMENT, run_command, wait_until
-
-posix = pytest.mark.skipif(os.name != "posix", reason="signals and terminals")
+from support.disk import full_disk, posix
+from support.images import write_images
+from support.laboratory import COMMAND, ENVIRONMENT, finished, run_command, wait_until
 
 
 class Said(NamedTuple):
@@ -68,6 +74,67 @@ def test_list_names_every_experiment(command: Command) -> None:
         (line,) = (line for line in said.out.splitlines() if line.split()[:1] == [name])
         assert get_experiment(name).title in line
         assert ", ".join(SCALES) in line
+
+
+def test_what_list_shows_is_what_the_experiments_say() -> None:
+    said = {name: (get_experiment(name).title, get_experiment(name).section) for name in EXPERIMENTS}
+    assert said == CONTENTS
+    assert list(said) == list(CONTENTS)
+
+
+def test_list_shows_optimizers_and_settings(command: Command) -> None:
+    said = command("list", "--optimizers")
+    assert said.code == 0
+    for name, contender in CONTENDERS.items():
+        (line,) = (line for line in said.out.splitlines() if line.split()[:1] == [name])
+        assert contender.label in line
+    said = command("list", "--settings", "mnist-lenet300")
+    shown = {line.split()[0]: line for line in said.out.splitlines() if line.split()}
+    experiment = get_experiment("mnist-lenet300")
+    assert {*keys(experiment.config)} - {"lr"} <= shown.keys()
+    assert shown["epochs"].split() == ["epochs", "2", "20", "100"]
+    said = command("list", "--settings", "mnist-lenet30")
+    assert said == (2, "", "blockadapt: there is no experiment 'mnist-lenet30'; the nearest is 'mnist-lenet300'.\n")
+
+
+LIGHT = """
+import sys
+from blockadapt_experiments.__main__ import main
+sys.argv = ["blockadapt", *sys.argv[1:]]
+try:
+    main()
+finally:
+    heavy = [name for name in ("torch", "scipy", "matplotlib", "datasets", "optuna") if name in sys.modules]
+    assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "answer"),
+    [
+        (("list",), 0, "LeNet-300-100 on MNIST"),
+        (("--version",), 0, f"blockadapt {blockadapt.__version__}\n"),
+        (("run", "mnist-lenet30"), 2, "blockadapt: there is no experiment 'mnist-lenet30'; the nearest is"),
+        (("plan", "tcva"), 2, "blockadapt: there is no experiment 'tcva'; the nearest is 'tcvae'.\n"),
+        (
+            ("run", "terms", "--scale", "smok"),
+            2,
+            "terms: `scale` must be one of 'smoke', 'laptop', 'paper', got 'smok'.",
+        ),
+        (("run", "terms", "--sclae", "smoke"), 2, "No such option"),
+    ],
+)
+def test_what_can_be_said_at_once_loads_nothing_heavy(words: tuple[str, ...], code: int, answer: str) -> None:
+    done = finished([sys.executable, "-c", LIGHT, *words])
+    assert "AssertionError" not in done.stderr
+    assert done.returncode == code
+    assert answer in done.stdout + done.stderr
+
+
+def test_compile_makes_the_kernels_ready(command: Command) -> None:
+    said = command("compile")
+    assert said.code == 0
+    assert [line.split(":")[0] for line in said.out.splitlines()] == ["float32", "float64"]
 
 
 def test_plan_prints_the_librarys_table(command: Command) -> None:
@@ -192,7 +259,7 @@ def test_a_run_in_other_hands_is_left_alone(command: Command, tmp_path: Path) ->
 def test_a_run_that_fails_leaves_the_others_alone(command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "sgd" / "-" / "seed-0"
     folder.mkdir(parents=True)
-    (folder / "checkpoint.pt").write_bytes(b"this is no checkpoint")
+    (folder / "run.json").write_text("this is no record")
     said = command(*tiny(tmp_path))
     assert said.code == 1
     (line,) = (line for line in said.out.splitlines() if "failed" in line)
@@ -200,9 +267,105 @@ def test_a_run_that_fails_leaves_the_others_alone(command: Command, tmp_path: Pa
     assert "Traceback (most recent call last)" in (folder / "error.txt").read_text()
     assert "1 of 2 runs are finished" in said.out
     assert (tmp_path / "runs" / "block-adam" / "-" / "seed-0" / "result.json").exists()
-    (folder / "checkpoint.pt").unlink()
+    (folder / "run.json").unlink()
     assert command(*tiny(tmp_path)).code == 0
     assert not (folder / "error.txt").exists()
+
+
+def test_damaged_rows_are_told_by_the_report_and_made_again_by_the_run(command: Command, tmp_path: Path) -> None:
+    assert command(*tiny(tmp_path)).code == 0
+    metrics = tmp_path / "runs" / "sgd" / "-" / "seed-0" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(whole[:-50])
+    assert command("report", str(tmp_path)).code == 0
+    written = (tmp_path / "report" / "summary.md").read_text()
+    assert "1 of 2 runs finished" in written
+    assert "sgd, seed 0 does not count: metrics.jsonl is not what the run wrote" in written
+    said = command(*tiny(tmp_path))
+    assert said.code == 0
+    assert "2 runs, 1 finished, 0 begun" in said.out
+    assert re.search(r"^sgd, seed 0: metrics.jsonl is not what the run wrote .* It begins again\.$", said.out, re.M)
+    assert metrics.read_bytes() == whole
+    assert command("report", str(tmp_path)).code == 0
+    assert "It begins again." in (tmp_path / "report" / "summary.md").read_text()
+    assert "It begins again." in (tmp_path / "report.html").read_text()
+
+
+def test_a_command_whose_job_failed_does_not_end_well(command: Command, tmp_path: Path) -> None:
+    """Also where every run is finished: TensorBoard's logs cannot be written into a file."""
+    assert command(*tiny(tmp_path)).code == 0
+    (tmp_path / "tensorboard").write_text("in the way")
+    said = command(*tiny(tmp_path, options=["--tensorboard"]))
+    assert "2 of 2 runs are finished" in said.out
+    assert said.code == 1
+
+
+@posix
+def test_on_a_full_disk_runs_fail_in_one_line_each_and_go_on_later(command: Command, tmp_path: Path) -> None:
+    load_images("digits")  # whatever an import writes
+    with full_disk(20_000):  # room for rows, none for weights
+        said = command(*tiny(tmp_path))
+    assert said.code == 1
+    failed = [line for line in said.out.splitlines() if "failed" in line]
+    assert [line.partition(" failed with ")[0] for line in failed] == ["sgd, seed 0", "block-adam, seed 0"]
+    assert all("File too large" in line and str(tmp_path) in line for line in failed)
+    assert "Traceback" not in said.out + said.err
+    assert not list(tmp_path.rglob(".*.part"))
+    assert command(*tiny(tmp_path)).code == 0
+
+
+@posix
+def test_a_disk_without_any_room_gets_one_sentence(command: Command, tmp_path: Path) -> None:
+    load_images("digits")  # whatever an import writes
+    with full_disk(10):
+        said = command(*tiny(tmp_path))
+    assert said == (1, "", f"blockadapt: File too large ({tmp_path / 'experiment.json'}).\n")
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_more_jobs_than_cores_are_cut_to_the_cores(command: Command, tmp_path: Path) -> None:
+    said = command(*tiny(tmp_path, options=["--jobs", "1000", "--dry-run"]))
+    cores = available_cores()
+    assert said.code == 0
+    assert f"--jobs 1000 is more than the cores that there are; {cores} at once." in said.out.splitlines()
+    assert f"{cores} at once with 1 thread each" in said.out
+
+
+@pytest.mark.parametrize("form", [["--storage", "{}"], ["--storage={}"]])
+def test_a_password_is_kept_nowhere(command: Command, tmp_path: Path, form: list[str]) -> None:
+    url = f"sqlite:///{tmp_path}/tuning.db?password=s3cret"
+    out, tuning = (
+        tmp_path / "out",
+        ["tune.trials=2", "tune.low=0.01", "tune.high=0.1", "optimizers=['sgd']", "epochs=1"],
+    )
+    done = finished(run_command(out, *tuning, options=["--tune", *(word.format(url) for word in form)]))
+    assert done.returncode == 0, done.stderr
+    assert "password=***" in done.stdout
+    assert command("report", str(out)).code == 0
+    kept = [path for path in out.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+    assert (kept, "s3cret" in done.stdout + done.stderr) == ([], False)
+    assert "password=***" in read_json(out / "experiment.json")["command"]
+
+
+def test_seeds_of_the_runs_are_not_tuned_with(command: Command, tmp_path: Path) -> None:
+    said = command(*tiny(tmp_path / "out", "tune.seeds=[7, 0]", options=["--tune"]))
+    assert said == (2, "", "run: `tune.seeds` must be other seeds than those of the runs, [0], got [7, 0].\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_data_in_the_same_directory_are_refused(command: Command, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 28, 28), dtype=np.uint8)
+    for name, images in (("here", pixels), ("other", 255 - pixels)):
+        for split in ("train", "test"):
+            write_images(tmp_path / name / "mnist", split, images)
+    out, options = tmp_path / "out", ["--data-dir", str(tmp_path / "here")]
+    assert command(*tiny(out, "data=mnist", options=options)).code == 0
+    for path in out.glob("runs/sgd/*/*/result.json"):
+        path.unlink()
+    said = command(*tiny(out, "data=mnist", options=["--data-dir", str(tmp_path / "other")]))
+    assert (said.code, said.out) == (2, "")
+    assert re.fullmatch(r"run: `data_sha256.mnist` must be '\w+' as in the runs in .*, got '\w+'\.\n", said.err)
+    assert command(*tiny(out, "data=mnist", options=options)).code == 0
 
 
 @posix

@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from blockadapt_experiments.contenders.catalogue import OptimizerSettings
 from blockadapt_experiments.contenders.schedules import BatchSettings, ScheduleSettings
+from blockadapt_experiments.core.config import load
 from blockadapt_experiments.core.training import Classification, Sets, TrainingSettings, hold_out
 from blockadapt_experiments.data.examples import Examples
+from blockadapt_experiments.experiments.registry import get_experiment
+from blockadapt_experiments.results.measurements import RunKey
 
 CLASSES, COUNT, SIDE = 3, 50, 4
 
@@ -158,6 +161,18 @@ def test_dev_decay_watches_validation_images_and_not_the_test_set() -> None:
         losses.append(row["validation_loss"])
         assert task.schedule.lr == pytest.approx([rates[-1]])
         assert "test_loss" in row
+
+
+def test_more_images_than_there_are_are_refused() -> None:
+    mnist = get_experiment("mnist-lenet300")
+    for change, sentence in (
+        ("train_examples=1348", "training: `train_examples` must be at most 1347, as many as there are, got 1348."),
+        ("test_examples=999999", "training: `test_examples` must be at most 450, as many as there are, got 999999."),
+    ):
+        changes = ("data=digits", "train_examples=1347", "test_examples=450", change)
+        with pytest.raises(ValueError, match=r"^training: ") as refused:
+            mnist.task(load(mnist, "smoke", changes), RunKey("sgd", "", 0), 0.1, None, False)
+        assert str(refused.value) == sentence
 
 
 def test_too_few_images_to_hold_some_out_are_refused() -> None:

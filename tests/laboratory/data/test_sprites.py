@@ -117,7 +117,7 @@ def test_values_are_kept_evenly_spread(factor: str, size: int, kept: int, chosen
 
 def test_loaded_images_are_the_drawn_ones_in_the_order_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sprites, "CHUNK", 7)
-    load_sprites.cache_clear()
+    sprites._loaded.cache_clear()
     drawn = load_sprites("dsprites-like", SMALL)
     assert (drawn.name, len(drawn), drawn.packed.shape) == ("dSprites-like", 360, (360, 512))
     np.testing.assert_array_equal(drawn.classes, grid(SMALL))
@@ -127,7 +127,7 @@ def test_loaded_images_are_the_drawn_ones_in_the_order_of_the_grid(monkeypatch: 
     images = drawn.images(torch.tensor(rows))
     assert (images.dtype, images.shape) == (torch.float32, (4, 1, 64, 64))
     np.testing.assert_array_equal(images.squeeze(1).numpy(), expected.astype(np.float32))
-    load_sprites.cache_clear()
+    sprites._loaded.cache_clear()
 
 
 # Read ---------------------------------------------------------------------------------------------------------------

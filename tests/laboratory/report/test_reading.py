@@ -56,13 +56,34 @@ def test_what_is_no_directory_of_an_experiment_is_refused_in_one_sentence(tmp_pa
         assert refusal(path) == f"report: `dir` must be {rule}, got {str(path)!r}."
 
 
-@pytest.mark.parametrize("name", ["experiment.json", "run.json", "result.json", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["experiment.json", "run.json"])
 def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
     write_experiment(tmp_path)
     run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[1.0]))
     path = tmp_path / name if name == "experiment.json" else run / name
-    path.write_text('{"a": 1}\n{oops\n')
-    assert refusal(tmp_path).startswith(f"report: {str(path)!r} ")
+    for content in ('{"a": 1}\n{oops\n', '{"a": 1}', "[]", "null"):
+        path.write_text(content)
+        assert refusal(tmp_path).startswith(f"report: {str(path)!r} ")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "result.json"])
+@pytest.mark.parametrize("content", ['{"epoch": 1}\n{oops\n', "[]\n", "", None])
+def test_a_run_whose_record_is_damaged_does_not_count(tmp_path: Path, name: str, content: str | None) -> None:
+    write_experiment(tmp_path)
+    run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[1.0, 2.0]))
+    write_run(tmp_path, "adam", "", 1, rows_of(loss=[3.0, 4.0]))
+    assert read(tmp_path, experiment()).finished == 2
+    if content is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_text(content)
+    summary = read(tmp_path, experiment())
+    assert summary.finished == 1
+    assert summary.final("adam", "loss").tolist() == [4.0]
+    damages = [found.damage for found in summary.runs]
+    assert damages[1] == ""
+    if (name, content) != ("result.json", None):  # then it is a run that is not finished
+        assert damages[0].startswith(f"{name} ")
 
 
 def test_an_unknown_experiment_is_refused(tmp_path: Path) -> None:

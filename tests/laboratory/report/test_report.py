@@ -29,6 +29,7 @@ from blockadapt_experiments.results import formats  # noqa: E402
 from blockadapt_experiments.results.measurements import Metric  # noqa: E402
 from blockadapt_experiments.results.summary import Band, Summary  # noqa: E402
 from support.browser import Browser, chromium, require_chromium  # noqa: E402
+from support.disk import full_disk, posix  # noqa: E402
 from support.run_records import (  # noqa: E402
     experiment,
     realistic,
@@ -309,9 +310,26 @@ def test_what_cannot_be_reported_is_refused_in_one_sentence(tmp_path: Path) -> N
         write_report(tmp_path)
     write_experiment(tmp_path)
     (tmp_path / "report").write_text("a file")
-    with pytest.raises(ValueError, match=r"\Areport: `dir` must be a directory that can be written to, got '"):
+    with pytest.raises(
+        ValueError, match=r"\Areport: `dir` must be a directory that can be written to \(File exists\),"
+    ):
         write_report(tmp_path, experiment())
     assert not (tmp_path / "report.html").exists()
+
+
+@posix
+def test_on_a_full_disk_a_report_gets_one_sentence_and_the_old_one_stays(tmp_path: Path) -> None:
+    write_experiment(tmp_path)
+    write_run(tmp_path, "adam", "", 0, rows_of(loss=[1.0, 2.0], accuracy=[1.0, 2.0]))
+    write_report(tmp_path, experiment())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    sentence = r"^report: `dir` must be a directory that can be written to \(File too large\), got '[^\n]*'\.$"
+    for size in (100, 30_000):
+        with full_disk(size), pytest.raises(ValueError, match=sentence):
+            write_report(tmp_path, experiment())
+        found = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        assert found.keys() == before.keys()
+        assert found[tmp_path / "report.html"] == before[tmp_path / "report.html"]
 
 
 def test_a_missing_browser_skips_a_test_and_fails_it_in_continuous_integration(

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.files.checked import is_whole
 from blockadapt_experiments.results.measurements import Outcome, RunKey
 from blockadapt_experiments.running.records import RunRecord, begin_experiment
 
@@ -37,7 +38,7 @@ def test_folders_say_which_run_it_is(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_the_checkpoint_are_cut_off_with_half_a_line(record: RunRecord) -> None:
-    assert record.resume() is None
+    assert record.resume() == (None, [])
     record.append(1, [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}], 1.5)
     record.save({"leg": 1, "task": {"weights": torch.arange(3.0)}})
     kept = record.metrics.read_bytes()
@@ -46,8 +47,9 @@ def test_rows_beyond_the_checkpoint_are_cut_off_with_half_a_line(record: RunReco
         file.write(b'{"epoch": 4, "lo')
 
     again = RunRecord(record.folder.parents[3], KEY)
-    state = again.resume()
+    state, troubles = again.resume()
     assert state is not None
+    assert troubles == []
     assert torch.equal(state["task"]["weights"], torch.arange(3.0))
     assert again.metrics.read_bytes() == kept
     again.append(2, [{"epoch": 3, "loss": 0.125}], 2.0)
@@ -59,9 +61,93 @@ def test_rows_beyond_the_checkpoint_are_cut_off_with_half_a_line(record: RunReco
     ]
 
 
+def saved(record: RunRecord, legs: int = 2) -> None:
+    """A record with a row and a checkpoint for each of so many legs."""
+    record.resume()
+    for leg in range(1, legs + 1):
+        record.append(leg, [{"epoch": leg, "loss": 1 / leg}], 1.0)
+        record.save({"leg": leg, "task": {"weights": torch.full((3,), float(leg))}})
+
+
+def test_every_bit_of_a_checkpoint_counts(record: RunRecord) -> None:
+    saved(record)
+    path = record.folder / "checkpoint.pt"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        assert not is_whole(path), f"byte {place}"
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        assert not is_whole(path), f"{size} bytes"
+    path.write_bytes(whole)
+    assert is_whole(path)
+
+
+@pytest.mark.parametrize("damaged", [("checkpoint.pt",), ("checkpoint.pt", "checkpoint-before.pt")])
+def test_a_damaged_checkpoint_costs_what_came_after_the_one_before(record: RunRecord, damaged: tuple[str, ...]) -> None:
+    saved(record)
+    for name in damaged:
+        content = bytearray((record.folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (record.folder / name).write_bytes(content)
+    again = RunRecord(record.folder.parents[3], KEY)
+    state, troubles = again.resume()
+    assert troubles == [f"{name} is damaged, or rows that it counts are." for name in damaged]
+    assert not any((record.folder / name).exists() for name in damaged)
+    if len(damaged) == 1:
+        assert state is not None
+        assert state["leg"] == 1
+        assert torch.equal(state["task"]["weights"], torch.ones(3))
+        assert [row["epoch"] for row in again.rows()] == [1]
+    else:
+        assert state is None
+        assert again.rows() == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl"])
+def test_rows_that_are_not_those_of_the_checkpoint_are_noticed(record: RunRecord, name: str) -> None:
+    saved(record)
+    path = record.folder / name
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for content, leg in (
+        (whole[:-1], 1),
+        (whole[:first], 1),
+        (whole[: first - 1], 0),
+        (b"", 0),
+        (whole[:first] + whole[first:].replace(b"2", b"3"), 1),
+        (b"[" + whole[1:], 0),
+    ):
+        copy = RunRecord(record.folder.parents[3] / f"{leg}-{len(content)}-{content[:1]!r}", KEY)
+        copy.folder.mkdir(parents=True)
+        for file in record.folder.iterdir():
+            (copy.folder / file.name).write_bytes(file.read_bytes())
+        (copy.folder / name).write_bytes(content)
+        state, troubles = copy.resume()
+        assert (state["leg"] if state else 0) == leg
+        assert len(troubles) == 2 - leg
+        assert (copy.folder / name).read_bytes() == whole[: first * leg]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 20])
+def test_a_finished_run_whose_rows_are_others_is_not_finished(record: RunRecord, cut: int) -> None:
+    saved(record)
+    record.finish(Outcome({}, {}), 0)
+    assert record.finished
+    content = record.metrics.read_bytes()
+    record.metrics.write_bytes(content[:-cut] if cut else content.replace(b"0.5", b"0.6"))
+    assert not record.finished
+    how = f"{len(content) - cut} bytes where the run wrote {len(content)}" if cut else "other bytes"
+    state, troubles = record.resume()
+    assert state is None
+    assert troubles == [f"metrics.jsonl is not what the run wrote ({how})."]
+    assert record.rows() == []
+    assert not (record.folder / "result.json").exists()
+
+
 def test_without_a_checkpoint_all_rows_go(record: RunRecord) -> None:
     record.append(1, [{"epoch": 1}], 1.0)
-    assert RunRecord(record.folder.parents[3], KEY).resume() is None
+    assert RunRecord(record.folder.parents[3], KEY).resume() == (None, [])
     assert record.metrics.read_bytes() == b""
 
 
@@ -107,8 +193,9 @@ def test_values_that_are_not_finite_come_back(record: RunRecord) -> None:
 
 def test_a_run_keeps_what_it_was_begun_with(record: RunRecord) -> None:
     about = {"arm": "adam", "lr": 0.1, "settings": {"epochs": 3}, "environment": {"threads": 2}}
-    assert record.begin(about) == about
-    assert record.begin({**about, "environment": {"threads": 1}}) == about
+    record.begin(about)
+    record.begin({**about, "environment": {"threads": 1}})
+    assert record.about == about
     with pytest.raises(ValueError, match=r"^") as refusal:
         record.begin({**about, "lr": 0.2})
     assert str(refusal.value) == "run: `lr` must be 0.1 as in what adam, seed 3 was begun with, got 0.2."

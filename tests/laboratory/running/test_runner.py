@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,17 +22,19 @@ import torch
 from blockadapt_experiments.core.experiment import Task
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import RunKey
+from blockadapt_experiments.results.recorded_runs import read_run
 from blockadapt_experiments.results.tensorboard import Board
 from blockadapt_experiments.running import records, runner
 from blockadapt_experiments.running.records import RunRecord
 from blockadapt_experiments.running.runner import Request, RunJob, check, run_jobs, threads_for, warm_up
-from blockadapt_experiments.running.workers import Leg
+from blockadapt_experiments.running.workers import Leg, Note
+from support.images import write_images
 from support.laboratory import ENVIRONMENT, finished, outcome, request, run_command, wait_until
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc")
 
 
-def ignore(leg: Leg) -> None:
+def ignore(event: Leg | Note) -> None:
     pass
 
 
@@ -51,9 +54,9 @@ def always_save(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_records_are_complete(tmp_path: Path) -> None:
     (job,) = run_jobs(request(tmp_path, "optimizers=['block-adam']", "lr.block-adam=0.005"), {})
-    legs: list[Leg] = []
+    legs: list[Leg | Note] = []
     last = job(legs.append)
-    assert [(leg.done, leg.legs) for leg in legs] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert [(leg.done, leg.legs) for leg in legs if isinstance(leg, Leg)] == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert last == job.record.rows()[-1]
     about = read_json(job.record.folder / "run.json")
     assert (about["arm"], about["variant"], about["seed"], about["lr"]) == ("block-adam", "", 0, 0.005)
@@ -64,8 +67,8 @@ def test_records_are_complete(tmp_path: Path) -> None:
     assert result["numbers"] == {
         "parameters": 266_610,
         "steps": 6,
-        "state_bytes": 4 * (266_610 + 26_661 * 55) + 6 * 8,
-        "final_state_bytes": 4 * (266_610 + 26_661 * 55) + 6 * 8,
+        "state_bytes": 4 * (266_610 + 26_661 * 55) + 6 * (8 + 4 * 8),
+        "final_state_bytes": 4 * (266_610 + 26_661 * 55) + 6 * (8 + 4 * 8),
         "diverged": 0,
     }
     assert 0 < result["seconds"] < 60
@@ -103,9 +106,10 @@ def test_a_run_that_was_begun_keeps_its_threads(tmp_path: Path, always_save: Non
     (job,) = run_jobs(request(tmp_path, "optimizers=['sgd']", threads=2), {})
     seen: list[int] = []
 
-    def stop(leg: Leg) -> None:
+    def stop(event: Leg | Note) -> None:
+        assert isinstance(event, Leg)
         seen.append(torch.get_num_threads())
-        if leg.done == 1 and len(seen) == 2:
+        if event.done == 1 and len(seen) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -117,9 +121,12 @@ def test_a_run_that_was_begun_keeps_its_threads(tmp_path: Path, always_save: Non
     assert torch.get_num_threads() == 1
 
 
-def test_threads_share_the_cores() -> None:
+def test_a_run_has_one_thread_unless_more_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(64)
     cores = runner.available_cores()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_for(1) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
     assert threads_for(1) == cores
     assert threads_for(2) == max(1, cores // 2)
     assert threads_for(10 * cores) == 1
@@ -163,8 +170,8 @@ def test_numbers_too_small_for_all_their_digits_are_zero_within_a_run_only() -> 
 def test_tensorboard_has_every_row_also_after_a_restart(tmp_path: Path, always_save: None) -> None:
     (job,) = run_jobs(request(tmp_path, "optimizers=['sgd']", tensorboard=True), {})
 
-    def stop(leg: Leg) -> None:
-        if leg.done == 2:
+    def stop(event: Leg | Note) -> None:
+        if isinstance(event, Leg) and event.done == 2:
             raise KeyboardInterrupt
 
     with warnings.catch_warnings():
@@ -199,6 +206,100 @@ def test_tensorboard_keeps_apart_what_lies_between_whole_numbers(tmp_path: Path)
         np.testing.assert_allclose(values, [row[name] for row in rows], rtol=1e-6)
 
 
+# Records that are damaged, or continued elsewhere ---------------------------------------------------------------------
+
+
+def begun(out: Path, legs: int, *changes: str, **options: object) -> RunJob:
+    """A run that was stopped after so many legs."""
+    (job,) = run_jobs(request(out, "optimizers=['sgd']", *changes, **options), {})
+
+    def stop(event: Leg | Note) -> None:
+        if isinstance(event, Leg) and event.done == legs:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job(stop)
+    return job
+
+
+def notes(job: RunJob) -> tuple[list[str], list[str]]:
+    """Do what is left of it; returns what it said, and what its record says."""
+    events: list[Leg | Note] = []
+    job(events.append)
+    run = read_run(job.record.folder)
+    assert run.finished
+    return [event.words for event in events if isinstance(event, Note)], list(run.notes)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [
+        ((), []),
+        (("checkpoint.pt",), ["checkpoint.pt is damaged, or rows that it counts are. It goes on after leg 1."]),
+        (
+            ("checkpoint.pt", "metrics.jsonl"),
+            [
+                "checkpoint.pt is damaged, or rows that it counts are. "
+                "checkpoint-before.pt is damaged, or rows that it counts are. It begins again."
+            ],
+        ),
+    ],
+)
+def test_a_run_goes_on_from_what_is_whole_says_so_and_ends_the_same(
+    tmp_path: Path, always_save: None, damaged: tuple[str, ...], words: list[str]
+) -> None:
+    do_all(request(tmp_path / "undisturbed", "optimizers=['sgd']"))
+    job = begun(tmp_path / "out", 2)
+    for name in damaged:
+        path = job.record.folder / name
+        path.write_bytes(b"?" + path.read_bytes()[1:-1])
+    assert notes(job) == (words, words)
+    assert outcome(tmp_path / "out") == outcome(tmp_path / "undisturbed")
+
+
+def test_a_finished_run_with_rows_cut_off_is_done_again(tmp_path: Path) -> None:
+    job = begun(tmp_path, 2)
+    job(ignore)
+    expected = outcome(tmp_path)
+    job.record.metrics.write_bytes(job.record.metrics.read_bytes()[:-30])
+    said, _ = notes(job)
+    assert len(said) == 1
+    assert said[0].startswith("metrics.jsonl is not what the run wrote (")
+    assert said[0].endswith("It begins again.")
+    assert outcome(tmp_path) == expected
+
+
+def test_a_run_that_goes_on_under_other_code_says_so(
+    tmp_path: Path, always_save: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = begun(tmp_path, 1)
+    here = runner.environment()
+    other = {**here, "versions": {**here["versions"], "torch": "9.9"}, "git": {"commit": "f00", "dirty": False}}
+    monkeypatch.setattr(runner, "environment", lambda: other)
+    (words,), kept = notes(job)
+    assert kept == [words]
+    assert words.startswith("It goes on after leg 1 with ")
+    assert f"versions.torch 9.9, not {torch.__version__}" in words
+    assert "git.commit f00, not " in words
+
+
+def test_a_run_is_not_continued_on_other_data(tmp_path: Path, always_save: None) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 28, 28), dtype=np.uint8)
+    for name, images in (("here", pixels), ("same", pixels), ("other", 255 - pixels)):
+        for split in ("train", "test"):
+            write_images(tmp_path / name / "mnist", split, images, parts=1 + (name == "same"))
+    job = begun(tmp_path / "out", 1, "data=mnist", data_dir=tmp_path / "here")
+    before = {path: path.read_bytes() for path in job.record.folder.iterdir()}
+    (other,) = run_jobs(replace(job.request, data_dir=tmp_path / "other"), {})
+    with pytest.raises(
+        ValueError, match=r"^run: `data_sha256.mnist` must be '\w+' as in what sgd, seed 0 was begun with"
+    ):
+        other(ignore)
+    assert {path: path.read_bytes() for path in job.record.folder.iterdir()} == before
+    (same,) = run_jobs(replace(job.request, data_dir=tmp_path / "same"), {})
+    assert notes(same) == ([], [])
+
+
 # Death at every moment ------------------------------------------------------------------------------------------------
 
 
@@ -222,17 +323,18 @@ def mortal(moments: int) -> Iterator[None]:
 
         return call
 
-    def append(path: Path, lines: list[Mapping[str, Any]]) -> None:
+    def append(path: Path, lines: list[Mapping[str, Any]]) -> bytes:
         moment()
-        real_append(path, lines)
+        added = real_append(path, lines)
         written = path.read_bytes()
         path.write_bytes(written[:-5])
         moment()
         path.write_bytes(written)
         moment()
+        return added
 
     real_append = records._append
-    records._append = append  # type: ignore[assignment]
+    records._append = append
     for module, name in (
         (records.os, "replace"),
         (records.os, "fsync"),

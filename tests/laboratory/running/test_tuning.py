@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import signal
 import sqlite3
@@ -17,10 +18,12 @@ import pytest
 from optuna.trial import TrialState
 
 from blockadapt_experiments.core.settings import TuneSettings
+from blockadapt_experiments.data.images import CLASSES
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.running import tuning
 from blockadapt_experiments.running.runner import Request
+from blockadapt_experiments.running.storage import without_password
 from blockadapt_experiments.running.tuning import TrialJob, Tuned, grid, tune
 from blockadapt_experiments.running.workers import Done, Failed, work
 from support.images import write_images
@@ -53,7 +56,7 @@ def tuned(asked: Request, storage: str | None = None) -> tuple[Tuned, list[Done 
         ends.extend(work(jobs, 1, 1, lambda index, event: None))
         return ends[-len(jobs) :]
 
-    return tune(asked, last_storage, do, lambda claimed: pytest.fail("nobody else is at work")), ends
+    return tune(asked, last_storage, {}, do, lambda claimed: pytest.fail("nobody else is at work")), ends
 
 
 def by_hand(asked: Request, arm: str, lr: float) -> float:
@@ -131,7 +134,7 @@ def test_a_trial_that_fails_leaves_the_other_arms_alone(tmp_path: Path) -> None:
 
 def test_a_point_that_two_have_put_up_is_tried_once(tmp_path: Path) -> None:
     asked = request(tmp_path, *SMALL, "optimizers=['sgd']")
-    job = TrialJob(asked, f"sqlite:///{tmp_path / 'tuning.db'}", "sgd", "")
+    job = TrialJob(asked, f"sqlite:///{tmp_path / 'tuning.db'}", "{}", "sgd", "")
     study = job.study()
     for _ in range(2):
         for point, lr in enumerate(grid(asked.settings.tune)):
@@ -142,12 +145,13 @@ def test_a_point_that_two_have_put_up_is_tried_once(tmp_path: Path) -> None:
     assert states.count(TrialState.PRUNED) + states.count(TrialState.WAITING) == 3
 
 
-def test_test_images_have_no_part_in_it(tmp_path: Path) -> None:
+def test_test_images_have_no_part_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (60, 28, 28), dtype=np.uint8)
     write_images(tmp_path / "mnist", "train", images)
+    monkeypatch.setitem(CLASSES, "mnist", 100)
     write_images(tmp_path / "mnist", "test", images[:20], first_label=50)  # a loss on such labels raises
-    changes = ("data=mnist", "optimizers=['sgd']", "epochs=1", "tune.trials=2")
+    changes = ("data=mnist", "optimizers=['sgd']", "epochs=1", "tune.trials=2", "test_examples=20")
     asked = request(tmp_path / "out", *SMALL, *changes, data_dir=tmp_path)
     found, _ = tuned(asked)
     assert found["sgd"][""]["trials"] == 2
@@ -194,10 +198,43 @@ def test_a_database_that_cannot_be_opened_gets_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     monkeypatch.setattr(tuning, "PAUSES", (0.01,))
-    job = TrialJob(request(tmp_path, *SMALL), url, "sgd", "")
+    job = TrialJob(request(tmp_path, *SMALL), url, "{}", "sgd", "")
     with pytest.raises(ValueError, match=r"^run: `storage` must be the URL of a database .* got ") as refusal:
         job.study()
     assert str(refusal.value).endswith(f"got {url!r}.")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="the driver is there")
+def test_without_the_driver_of_postgresql_its_extra_is_named(tmp_path: Path) -> None:
+    job = TrialJob(request(tmp_path, *SMALL), "postgresql://me:secret@host/db", "{}", "sgd", "")
+    with pytest.raises(ValueError, match=r"^run: ") as refusal:
+        job.study()
+    sentence = 'run: `storage` needs the driver of PostgreSQL; install it with pip install "blockadapt[postgres]".'
+    assert str(refusal.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("sqlite:////home/me/tuning.db", "sqlite:////home/me/tuning.db"),
+        ("postgresql://host/db", "postgresql://host/db"),
+        ("postgresql://me@host:5432/db", "postgresql://me@host:5432/db"),
+        ("postgresql+psycopg://me:secret@host:5432/db", "postgresql+psycopg://me:***@host:5432/db"),
+        ("postgresql://me:sec@ret/s@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
+        ("postgresql:///db?password=secret&host=a", "postgresql:///db?password=***&host=a"),
+    ],
+)
+def test_a_url_is_told_without_its_password(url: str, told: str) -> None:
+    assert without_password(url) == told
+
+
+def test_other_data_are_another_study(tmp_path: Path) -> None:
+    asked, url = request(tmp_path, *SMALL), f"sqlite:///{tmp_path / 'tuning.db'}"
+    names = {TrialJob(asked, url, data, "sgd", "").study().study_name for data in ("a", "b", "a")}
+    assert len(names) == 2
+    global last_storage
+    last_storage = url
 
 
 IMPATIENT = """
@@ -216,7 +253,7 @@ def test_a_trial_whose_process_died_before_its_first_sign_of_life_is_done_again(
     changes = (*SMALL, "optimizers=['sgd']")
     asked = request(tmp_path / "out", *changes)
     asked.out.mkdir()
-    job = TrialJob(asked, f"sqlite:///{asked.out / 'tuning.db'}", "sgd", "")
+    job = TrialJob(asked, f"sqlite:///{asked.out / 'tuning.db'}", "{}", "sgd", "")
     tuning._put_up(job)
     with pytest.warns(UserWarning, match="Heartbeat"):
         job.study().ask()  # as a process does that dies here

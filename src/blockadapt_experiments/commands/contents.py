@@ -1,0 +1,46 @@
+"""What `blockadapt list` shows, kept here so that it answers at once: the experiments themselves load torch.
+
+A test holds it to what the experiments say of themselves.
+"""
+
+from __future__ import annotations
+
+from blockadapt_experiments.core.names import SCALES, nearest
+
+CONTENTS: dict[str, tuple[str, str]] = {
+    "toy-adagrad": (
+        "AdaGrad with a full matrix against a diagonal, on a network of ten weights",
+        "Section 2; appendix A, figure 6",
+    ),
+    "toy-landscape": (
+        "The loss over two weights of the toy network: same layer against different layers",
+        "Section 2, figure 2",
+    ),
+    "toy-trajectories": (
+        "RMSprop with one 2 × 2 block against a diagonal, on the loss over two weights",
+        "Section 2, figure 2",
+    ),
+    "terms": ("Term A and Term B of Theorem 1 on MNIST, blocks of 10 against a diagonal", "Section 3, figure 3"),
+    "mnist-lenet300": (
+        "LeNet-300-100 on MNIST: block against diagonal against GGT",
+        "Section 5, figure 4; appendix, figure 7",
+    ),
+    "mnist-lenet5": (
+        "LeNet-5 (Caffe's) on MNIST: block against diagonal against GGT",
+        "Section 5, figure 4; appendix, figure 7",
+    ),
+    "cifar10-densenet": ("DenseNet-BC on CIFAR-10: spectrum clipping", "Section 5, table 1; appendix, figure 8"),
+    "cifar100-densenet": ("DenseNet-BC on CIFAR-100: spectrum clipping", "Section 5, table 1, figure 5"),
+    "lm-lstm": ("LSTM language model: spectrum clipping", "Section 5, figure 5"),
+    "tcvae": ("β-TCVAE: disentanglement against β, block against diagonal", "Section 5, figure 5(c)"),
+}
+"""Title and place in the paper of each experiment, by its name."""
+
+
+def require_known(experiment: str, scale: str) -> None:
+    """Raise ValueError unless there are such an experiment and such a scale, in the words that loading them has."""
+    if experiment not in CONTENTS:
+        near = nearest(experiment, CONTENTS)
+        raise ValueError(f"blockadapt: there is no experiment {experiment!r}; the nearest is {near!r}.")
+    if scale not in SCALES:
+        raise ValueError(f"{experiment}: `scale` must be one of {', '.join(map(repr, SCALES))}, got {scale!r}.")

@@ -1,0 +1,69 @@
+"""Files that end in a digest of themselves, so that a damaged one is noticed before anybody reads it.
+
+    content | SHA-256 of the content, 32 bytes
+
+`torch.load` reads such a file as it is: it finds its way from the end of the archive, and skips what follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from blockadapt_experiments.files.atomic import atomic
+
+DIGEST_BYTES = hashlib.sha256().digest_size
+PIECE = 1 << 20
+
+
+class _Digesting:
+    """A file that digests what is written to it; nothing is kept in memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+        self.failure: OSError | None = None
+
+    def write(self, piece: Any) -> int:
+        self.sha256.update(piece)
+        try:
+            return self._file.write(piece)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def write_checked(path: Path, write: Callable[[Any], None]) -> None:
+    """Write a file atomically: what `write` puts into it, and the digest of that."""
+    with atomic(path) as file:
+        digesting = _Digesting(file)
+        try:
+            write(digesting)
+        except RuntimeError as error:  # torch's word for whatever went wrong
+            raise digesting.failure or error from None
+        file.write(digesting.sha256.digest())
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the file still is what `write_checked` wrote."""
+    content = os.path.getsize(path) - DIGEST_BYTES
+    if content < 0:
+        return False
+    with path.open("rb") as file:
+        digest: bytes = sha256_of(file, content).digest()
+        return digest == file.read()
+
+
+def sha256_of(file: BinaryIO, size: int) -> Any:
+    """The digest, still to be continued, of the next so many bytes; of fewer if the file ends before."""
+    sha256 = hashlib.sha256()
+    while size > 0 and (piece := file.read(min(size, PIECE))):
+        sha256.update(piece)
+        size -= len(piece)
+    return sha256
