@@ -27,9 +27,36 @@ def rivals(summary: Summary, arm: str, others: Sequence[str] | None = None) -> l
     return [other for other in chosen if _finished(summary, other)] if _finished(summary, arm) else []
 
 
-def finals(summary: Summary, arm: str, metric: str) -> BySeed:
+def finals(summary: Summary, arm: str, metric: str, variant: str = "") -> BySeed:
     """The last value of each run; nan where it diverged, whatever was measured then."""
-    return _by_seed(summary, arm, metric, lambda values: float(values[-1]))
+    return _by_seed(summary, arm, metric, lambda values: float(values[-1]), variant)
+
+
+class EqualTime(NamedTuple):
+    """Two arms by seed when the faster one was done: their values, and the share of the axis that each had covered."""
+
+    first: BySeed
+    second: BySeed
+    shares: tuple[float, float]
+
+
+def at_equal_time(summary: Summary, first: str, second: str, metric: str) -> EqualTime:
+    """The last value that each of two arms had measured when the faster of them, at the same seed, was done."""
+    found: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    shares: tuple[list[float], list[float]] = ([], [])
+    runs = [{run.key.seed: run for run in _finished(summary, arm)} for arm in (first, second)]
+    for seed in runs[0].keys() & runs[1].keys():
+        pair = [run[seed].series(summary.experiment.axis, metric) for run in runs]
+        lost = any(run[seed].diverged(summary.experiment.metrics) for run in runs)
+        if any(not series.x.size or not np.isfinite(series.seconds).all() for series in pair):
+            continue
+        end = min(series.seconds[-1] for series in pair)
+        for values, covered, series in zip(found, shares, pair, strict=True):
+            done = series.seconds <= end
+            values[seed] = float(series.values[done][-1]) if done.any() and not lost else math.nan
+            covered.append(float(series.x[done][-1] / series.x[-1]) if done.any() else 0.0)
+    means = [float(np.mean(covered)) if covered else math.nan for covered in shares]
+    return EqualTime(*found, (means[0], means[1]))
 
 
 def means(summary: Summary, arm: str, metric: str, share: float = 1.0, log: bool = False) -> BySeed:
@@ -54,13 +81,15 @@ def verdict(parts: Sequence[Part], lead: str = "") -> Verdict:
     return Verdict(together(part.held for part in parts), f"{lead}{'; '.join(part.words for part in parts)}.")
 
 
-def _finished(summary: Summary, arm: str) -> list[Run]:
-    return [run for run in summary.of(arm) if run.finished]
+def _finished(summary: Summary, arm: str, variant: str = "") -> list[Run]:
+    return [run for run in summary.of(arm, variant) if run.finished]
 
 
-def _by_seed(summary: Summary, arm: str, metric: str, statistic: Callable[[np.ndarray], float]) -> BySeed:
+def _by_seed(
+    summary: Summary, arm: str, metric: str, statistic: Callable[[np.ndarray], float], variant: str = ""
+) -> BySeed:
     found = {}
-    for run in _finished(summary, arm):
+    for run in _finished(summary, arm, variant):
         values = run.series(summary.experiment.axis, metric).values
         lost = not values.size or run.diverged(summary.experiment.metrics)
         found[run.key.seed] = math.nan if lost else statistic(values)

@@ -1,11 +1,15 @@
 """The optimizers that experiments compare, by name, each made from the same settings.
 
-AdaBound, AMSBound, Yogi, SOAP and Shampoo are pytorch_optimizer's, GGT is in `ggt.py`, the rest is torch's or ours:
-nothing is rewritten here. The docstring of each builder states the rule that its optimizer follows and what of it could
-not be set; `tests/laboratory/contenders/test_catalogue.py` holds every one to its rule.
+AdaBound, AMSBound, Yogi, SOAP and Shampoo are pytorch_optimizer's, GGT is in `ggt.py`, Muon's two parts are put
+together in `muon.py`, the rest is torch's or ours: nothing is rewritten here. The docstring of each builder states the
+rule that its optimizer follows and what of it could not be set; `tests/laboratory/contenders/test_catalogue.py` holds
+every one to its rule.
+
+`adam`, `adamw` and `amsgrad` are torch's with torch's ε and bias correction, as people use them. `paper-adam` is Adam
+as the paper prints it: `block-adam` with blocks of one coordinate, so that only the shape of V differs.
 
 A setting means the same wherever a method has it: `eps` is added to √v, `weight_decay` times x to the gradient. The
-builders name the exceptions.
+builders name the exceptions. Methods whose decay is decoupled, x ← (1 − α λ) x, have `decoupled_weight_decay` instead.
 """
 
 from __future__ import annotations
@@ -13,24 +17,37 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from blockadapt import BlockAdaFom, BlockAdagrad, BlockAdam, BlockRMSprop, SpectrumClip, param_groups
+from blockadapt import (
+    BlockAdaFom,
+    BlockAdagrad,
+    BlockAdam,
+    BlockAdamW,
+    BlockRMSprop,
+    IndexGroups,
+    SpectrumClip,
+    param_groups,
+)
 from blockadapt.errors import NonFiniteGradientError
 from blockadapt.partition import NAMED_GROUPINGS
 from blockadapt.validation import require, require_beta, require_bool, require_choice, require_integer, require_number
 from blockadapt_experiments.contenders.ggt import COLUMNS, COMPLEMENTS, GGT, MOMENTA, SCOPES
+from blockadapt_experiments.contenders.muon import Muon, embeddings_of
 
 LOST = (NonFiniteGradientError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 """What an optimizer raises where a run has diverged: ours and GGT at the gradient, Shampoo and SOAP at its factors."""
 
 Family = Literal["adam", "rmsprop", "adagrad", "sgd", "other"]
-Kind = Literal["scalar", "diagonal", "block", "full", "low-rank", "kronecker"]
+Kind = Literal["scalar", "diagonal", "block", "full", "low-rank", "kronecker", "orthogonal"]
+
+RANDOM = "random"
+"""The grouping whose blocks are `block_size` coordinates of one parameter, drawn at random."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,21 +55,25 @@ class OptimizerSettings:
     """What optimizers are made with, besides their learning rate.
 
     Attributes:
-        eps: δ of the block methods and ε of the diagonal ones that add it to √v: what differs is the shape of V.
+        eps: δ of the block methods and ε of the paper's diagonal ones: what differs is the shape of V. `adam`, `adamw`,
+            `amsgrad`, `soap` and `muon` have their own 1e-8.
         beta1: Decay of m in the Adam family and in GGT.
         beta2: Decay of V in the Adam family.
         rms_decay: Decay of V in the RMSprop family.
-        bias_correction: Of `adam`, `amsgrad` and their block forms alike; the paper prints none.
+        bias_correction: Of `paper-adam` and of the block forms of Adam alike; the paper prints none.
         block_size: Coordinates in a block, where the grouping leaves it open.
-        grouping: How the block methods cut parameters; "auto" gives each kind of layer its own rule.
+        grouping: How the block methods cut parameters; "auto" gives each kind of layer its own rule. "random" draws the
+            coordinates of each block from all of a parameter: what is left when it does not matter who shares one.
         momentum: Of SGD.
         nesterov: Of SGD.
         weight_decay: L2 penalty.
+        decoupled_weight_decay: λ of `adamw`, `block-adamw`, `muon` and `soap`, which shrink x by 1 − α λ at each step.
         final_lr: α*, where the clipped spectrum, AdaBound and AMSBound end: a step size on the averaged momentum. SGD
             with learning rate η and momentum 0.9 has 10η.
         clip_progress: γT, how far the interval has closed at the end, for any number of steps T. The paper's CIFAR runs
             have γ = 1e-3 and 234,600 steps.
         refresh_every: Steps that the block methods keep an eigenbasis for.
+        soap_largest_axis: The longest axis of a tensor that SOAP has a basis for; along longer ones it stays diagonal.
         ggt_window: r of GGT, the gradients it keeps.
         ggt_beta2: Decay of their weight with age.
         ggt_complement: What GGT does outside their span.
@@ -73,9 +94,11 @@ class OptimizerSettings:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
+    decoupled_weight_decay: float = 0.01
     final_lr: float = 0.1
     clip_progress: float = 235.0
     refresh_every: int = 1
+    soap_largest_axis: int = 10_000
     ggt_window: int = 50
     ggt_beta2: float = 1.0
     ggt_complement: str = "drop"
@@ -91,21 +114,25 @@ class OptimizerSettings:
             require_number(owner, name, getattr(self, name), above=0)
         for name in ("beta1", "beta2", "rms_decay", "momentum"):
             require_beta(owner, name, getattr(self, name))
-        require_number(owner, "weight_decay", self.weight_decay, least=0)
+        for name in ("weight_decay", "decoupled_weight_decay"):
+            require_number(owner, name, getattr(self, name), least=0)
         for name in ("bias_correction", "nesterov"):
             require_bool(owner, name, getattr(self, name))
-        for name in ("block_size", "refresh_every", "ggt_window"):
+        for name in ("block_size", "refresh_every", "soap_largest_axis", "ggt_window"):
             require_integer(owner, name, getattr(self, name), least=1)
         require_number(owner, "ggt_beta2", self.ggt_beta2, above=0, most=1)
         require_number(owner, "ggt_relative_cutoff", self.ggt_relative_cutoff, least=0, below=1)
         require_number(owner, "ggt_absolute_cutoff", self.ggt_absolute_cutoff, least=0)
         require(not self.nesterov or self.momentum > 0, owner, "momentum", "> 0 where `nesterov` is set", self.momentum)
-        require_choice(owner, "grouping", self.grouping, NAMED_GROUPINGS)
+        require_choice(owner, "grouping", self.grouping, (*NAMED_GROUPINGS, RANDOM))
         require_choice(owner, "ggt_complement", self.ggt_complement, COMPLEMENTS)
         require_choice(owner, "ggt_scope", self.ggt_scope, SCOPES)
         require_choice(owner, "ggt_momentum", self.ggt_momentum, MOMENTA)
         require_choice(owner, "ggt_columns", self.ggt_columns, COLUMNS)
 
+
+TORCH_EPS = 1e-8
+"""The ε that torch's Adam has unless told otherwise."""
 
 Builder = Callable[[nn.Module, float, OptimizerSettings, int], Optimizer]
 """Makes an optimizer for a model from lr, settings and the number of steps that it will take."""
@@ -120,7 +147,7 @@ class Contender:
         label: For people.
         family: Whose moments it keeps.
         kind: What it multiplies the step with: a number, a diagonal, blocks, a full matrix, one of low rank, a
-            Kronecker product.
+            Kronecker product, or what makes the step an orthogonal matrix.
         clipped: Whether its spectrum is clipped to that of SGD.
         lr: The learning rate to start from where none was tuned.
         builder: Makes it.
@@ -176,18 +203,28 @@ def _adam_options(lr: float, settings: OptimizerSettings) -> dict[str, Any]:
 
 
 def _adam(amsgrad: bool) -> Builder:
-    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← x − α m / (√v + ε); AMSGrad has v̂ ← max(v̂, v) for v.
+    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← x − α m̂ / (√v̂ + ε) with m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ).
 
-    torch cannot leave out the bias correction. Without it this is `BlockAdam` with blocks of one coordinate.
+    ε = 1e-8 as in torch. AMSGrad has the running maximum of v for v.
     """
 
     def build(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
-        options = {**_adam_options(lr, settings), "amsgrad": amsgrad}
-        if settings.bias_correction:
-            return torch.optim.Adam(model.parameters(), **options)
-        return BlockAdam(model.named_parameters(), grouping="diagonal", bias_correction=False, **options)
+        options = {**_adam_options(lr, settings), "eps": TORCH_EPS}
+        return torch.optim.Adam(model.parameters(), amsgrad=amsgrad, **options)
 
     return build
+
+
+def _adamw(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """x ← (1 − α λ) x, then Adam without a penalty; λ is `decoupled_weight_decay`."""
+    betas = (settings.beta1, settings.beta2)
+    decay = settings.decoupled_weight_decay
+    return torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, eps=TORCH_EPS, weight_decay=decay)
+
+
+def _muon(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """`Muon`."""
+    return Muon(model, lr, (settings.beta1, settings.beta2), settings.decoupled_weight_decay)
 
 
 def _rmsprop(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
@@ -230,7 +267,7 @@ def _narrow_mu_product(optimizer: Optimizer) -> None:
 # pytorch_optimizer's -----------------------------------------------------------------------------------------------
 
 
-def _theirs(name: str, model: nn.Module, **options: Any) -> Optimizer:
+def _theirs(name: str, params: Any, **options: Any) -> Optimizer:
     """An optimizer of pytorch_optimizer. With weight decay it adds that to `p.grad` in place.
 
     Raises:
@@ -242,7 +279,7 @@ def _theirs(name: str, model: nn.Module, **options: Any) -> Optimizer:
     unknown = sorted(options.keys() - inspect.signature(optimizer_class).parameters.keys())
     if unknown:
         raise TypeError(f"{name}: the installed pytorch_optimizer has no {', '.join(f'`{key}`' for key in unknown)}.")
-    optimizer: Optimizer = optimizer_class(model.parameters(), **options)
+    optimizer: Optimizer = optimizer_class(params, **options)
     return optimizer
 
 
@@ -257,7 +294,7 @@ def _adabound(ams: bool) -> Builder:
     def build(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
         return _theirs(
             "AdaBound",
-            model,
+            model.parameters(),
             **_adam_options(lr, settings),
             final_lr=settings.final_lr,
             gamma=settings.clip_progress / steps,
@@ -274,17 +311,28 @@ def _yogi(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) 
     Its own ε = 1e-3 and v₀ = 1e-6; this version starts m from 1e-6 too. Bias correction is always on.
     """
     options = {**_adam_options(lr, settings), "eps": 1e-3, "initial_accumulator": 1e-6, "weight_decouple": False}
-    return _theirs("Yogi", model, **options)
+    return _theirs("Yogi", model.parameters(), **options)
 
 
 def _soap(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
     """Adam, with bias correction, in the eigenbases of running means of G Gᵀ and Gᵀ G; plain Adam for vectors.
 
     Its own β = (0.95, 0.95), ε = 1e-8 and a new basis every 10 steps; ε is added before v is corrected. The first
-    gradient only sets the basis and moves nothing. Weight decay is decoupled: x ← (1 − α · weight_decay) x.
+    gradient only sets the basis and moves nothing. Weight decay is decoupled, λ is `decoupled_weight_decay`. Embeddings
+    are left diagonal, and so is every axis longer than `soap_largest_axis`.
     """
+    embeddings = embeddings_of(model)
+    others, diagonal = (
+        [parameter for parameter in model.parameters() if (parameter in embeddings) == inside]
+        for inside in (False, True)
+    )
+    groups = [
+        {"params": params, "max_precondition_dim": largest}
+        for params, largest in ((others, settings.soap_largest_axis), (diagonal, 0))
+        if params
+    ]
     options = {"betas": (0.95, 0.95), "eps": 1e-8, "precondition_frequency": 10}
-    return _theirs("SOAP", model, lr=lr, weight_decay=settings.weight_decay, **options)
+    return _theirs("SOAP", groups, lr=lr, weight_decay=settings.decoupled_weight_decay, **options)
 
 
 def _shampoo(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
@@ -296,7 +344,7 @@ def _shampoo(model: nn.Module, lr: float, settings: OptimizerSettings, steps: in
     state under `weights_only=True`.
     """
     options = {"momentum": 0.0, "weight_decouple": False, "preconditioning_compute_steps": 1, "matrix_eps": 1e-6}
-    return _theirs("Shampoo", model, lr=lr, weight_decay=settings.weight_decay, **options)
+    return _theirs("Shampoo", model.parameters(), lr=lr, weight_decay=settings.weight_decay, **options)
 
 
 # ours --------------------------------------------------------------------------------------------------------------
@@ -318,14 +366,27 @@ def _ggt(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -
 def _block_options(model: nn.Module, lr: float, settings: OptimizerSettings) -> dict[str, Any]:
     """What all block methods get."""
     return {
-        "params": param_groups(model) if settings.grouping == "auto" else model.named_parameters(),
+        "params": _block_groups(model, settings),
         "lr": lr,
         "eps": settings.eps,
         "weight_decay": settings.weight_decay,
-        "grouping": settings.grouping,
+        "grouping": "auto" if settings.grouping == RANDOM else settings.grouping,
         "block_size": settings.block_size,
         "refresh_every": settings.refresh_every,
     }
+
+
+def _block_groups(model: nn.Module, settings: OptimizerSettings) -> Any:
+    if settings.grouping == "auto":
+        return param_groups(model)
+    if settings.grouping != RANDOM:
+        return model.named_parameters()
+    drawn = torch.Generator().manual_seed(0)  # one draw for all seeds, which then differ in nothing but their seed
+    orders = ((each, torch.randperm(each[1].numel(), generator=drawn)) for each in model.named_parameters())
+    return [
+        {"params": [each], "grouping": IndexGroups(part.tolist() for part in order.split(settings.block_size))}
+        for each, order in orders
+    ]
 
 
 def _block_adam(amsgrad: bool = False, clipped: bool = False) -> Builder:
@@ -334,13 +395,30 @@ def _block_adam(amsgrad: bool = False, clipped: bool = False) -> Builder:
     def build(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
         return BlockAdam(
             **_block_options(model, lr, settings),
+            **_block_adam_options(settings),
             clip=SpectrumClip(settings.final_lr, settings.clip_progress / steps) if clipped else None,
-            betas=(settings.beta1, settings.beta2),
             amsgrad=amsgrad,
-            bias_correction=settings.bias_correction,
         )
 
     return build
+
+
+def _block_adam_options(settings: OptimizerSettings) -> dict[str, Any]:
+    return {"betas": (settings.beta1, settings.beta2), "bias_correction": settings.bias_correction}
+
+
+def _block_adamw(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """`BlockAdamW`; its λ is `decoupled_weight_decay`."""
+    options = {**_block_options(model, lr, settings), "weight_decay": settings.decoupled_weight_decay}
+    return BlockAdamW(**options, **_block_adam_options(settings))
+
+
+def _paper_adam(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
+    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← x − α m / (√v + δ), as the paper prints it, with δ = 1e-4.
+
+    `BlockAdam` in blocks of one coordinate: torch's Adam cannot leave out the bias correction.
+    """
+    return _block_adam()(model, lr, replace(settings, grouping="diagonal"), steps)
 
 
 def _block_rmsprop(clipped: bool) -> Builder:
@@ -378,7 +456,9 @@ CONTENDERS: dict[str, Contender] = {
     for contender in (
         Contender("sgd", "SGD", "sgd", "scalar", False, 1e-2, _sgd),
         Contender("adam", "Adam", "adam", "diagonal", False, 1e-3, _adam(amsgrad=False)),
+        Contender("adamw", "AdamW", "adam", "diagonal", False, 1e-3, _adamw),
         Contender("amsgrad", "AMSGrad", "adam", "diagonal", False, 1e-3, _adam(amsgrad=True)),
+        Contender("paper-adam", "Adam (paper)", "adam", "diagonal", False, 1e-3, _paper_adam),
         Contender("rmsprop", "RMSprop", "rmsprop", "diagonal", False, 1e-3, _rmsprop),
         Contender("adagrad", "AdaGrad", "adagrad", "diagonal", False, 1e-2, _adagrad),
         Contender("adadelta", "Adadelta", "other", "diagonal", False, 1.0, _adadelta),
@@ -387,10 +467,12 @@ CONTENDERS: dict[str, Contender] = {
         Contender("amsbound", "AMSBound", "adam", "diagonal", True, 1e-3, _adabound(ams=True)),
         Contender("yogi", "Yogi", "adam", "diagonal", False, 1e-2, _yogi),
         Contender("soap", "SOAP", "other", "kronecker", False, 3e-3, _soap),
+        Contender("muon", "Muon", "other", "orthogonal", False, 1e-3, _muon),
         Contender("shampoo", "Shampoo", "other", "kronecker", False, 1e-3, _shampoo),
         Contender("ggt", "GGT", "other", "low-rank", False, 1e-3, _ggt),
         Contender("block-adam", "Block-Adam", "adam", "block", False, 1e-3, _block_adam()),
         Contender("block-adam-clip", "Block-Adam + clip", "adam", "block", True, 1e-3, _block_adam(clipped=True)),
+        Contender("block-adamw", "Block-AdamW", "adam", "block", False, 1e-3, _block_adamw),
         Contender("block-amsgrad", "Block-AMSGrad", "adam", "block", False, 1e-3, _block_adam(amsgrad=True)),
         Contender("block-rmsprop", "Block-RMSprop", "rmsprop", "block", False, 1e-3, _block_rmsprop(clipped=False)),
         Contender(

@@ -4,6 +4,9 @@
     step        αₜ = α · factor^k, k the number of fractions in `at` of the training that have passed
     dev         αₜ = α · factor^k, k the number of epochs that brought no new best validation value
     sqrt        αₜ = α/√t, t counting steps from 1
+    cosine      αₜ = α · ½ (1 + cos π p), p the share of the steps after the warm-up that have been taken
+
+Before that, the first `warmup` of the training has αₜ = α · t/w, t counting its w steps from 1, whatever the kind.
 
 A schedule sets the `lr` of every param group from the one that it started with, so that nothing accumulates and the end
 of a clipped spectrum, which is final_lr · lr/lr₀, follows.
@@ -26,7 +29,7 @@ from blockadapt.validation import (
     require_number,
 )
 
-Kind = Literal["constant", "step", "dev", "sqrt"]
+Kind = Literal["constant", "step", "dev", "sqrt", "cosine"]
 Growth = Literal["none", "geometric", "linear"]
 
 _FACTORS = {"step": 0.1, "dev": 0.5}
@@ -40,11 +43,13 @@ class ScheduleSettings:
         kind: Which rule, see above. "sqrt" is for methods with a constant step: AdaGrad and AdaFom fall by themselves.
         factor: What "step" and "dev" multiply by; None for 0.1 under "step" and 0.5 under "dev".
         at: Where "step" does so, as fractions of the training.
+        warmup: The fraction of the training in which the learning rate rises.
     """
 
     kind: Kind = "constant"
     factor: float | None = None
     at: tuple[float, ...] = (0.5, 0.75)
+    warmup: float = 0.0
 
     def __post_init__(self) -> None:
         require_choice("schedule", "kind", self.kind, get_args(Kind))
@@ -52,6 +57,7 @@ class ScheduleSettings:
             require_number("schedule", "factor", self.factor, above=0, below=1)
         for position, fraction in enumerate(self.at):
             require_number("schedule", f"at[{position}]", fraction, above=0, below=1)
+        require_number("schedule", "warmup", self.warmup, least=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +115,15 @@ class Schedule:
         # 0.07 · 100 is 7.000000000000001
         self._milestones = [math.ceil(fraction * epochs * steps_per_epoch - 1e-6) for fraction in settings.at]
         self._factor = _FACTORS.get(settings.kind, 1.0) if settings.factor is None else settings.factor
+        self._all_steps = epochs * steps_per_epoch
+        self._warmup_steps = math.ceil(settings.warmup * self._all_steps - 1e-6)
         self._initial = self.lr
         self._steps = 0
         self._epochs = 0
         self._steps_in_epoch = 0
         self._best = math.inf
         self._worse_epochs = 0
+        self._apply()
 
     @property
     def lr(self) -> list[float]:
@@ -169,9 +178,14 @@ class Schedule:
 
     def _multiplier(self) -> float:
         """αₜ/α for the step to come."""
+        # In units of the epochs that were planned: minibatches that grow make epochs of fewer steps.
+        done = self._epochs * self.steps_per_epoch + self._steps_in_epoch
+        if done < self._warmup_steps:
+            return (done + 1) / self._warmup_steps
+        if self.settings.kind == "cosine":
+            share = (done - self._warmup_steps) / (self._all_steps - self._warmup_steps)
+            return 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
         if self.settings.kind == "step":
-            # In units of the epochs that were planned: minibatches that grow make epochs of fewer steps.
-            done = self._epochs * self.steps_per_epoch + self._steps_in_epoch
             return self._factor ** sum(done >= milestone for milestone in self._milestones)
         if self.settings.kind == "dev":
             return self._factor**self._worse_epochs

@@ -61,6 +61,26 @@ def load(experiment: Experiment[SettingsT], scale: str, changes: Sequence[str] =
     return settings
 
 
+NOT_VARIED = ("optimizers", "seeds", "lr", "tune", "variants")
+"""What is the same for all variants: it says which runs there are."""
+
+
+def varied(settings: SettingsT, variant: str) -> SettingsT:
+    """The settings with the changes of this variant (`key=value`, with commas between several).
+
+    Raises:
+        ValueError: For what `load` refuses, and for a key that says which runs there are.
+    """
+    table = plain(settings)
+    for change in filter(None, variant.split(",")):
+        parsed = _parsed("variant", change)
+        for key in parsed:
+            require(key not in NOT_VARIED, "variant", key, "the same for all variants", Described(change))
+        table = _merged(table, parsed)
+    varied: SettingsT = build("variant", type(settings), table, keys(type(settings)))
+    return varied
+
+
 def plain(settings: Any) -> dict[str, Any]:
     """The settings as JSON gives them back: dictionaries, lists, numbers, strings."""
     plain_settings: dict[str, Any] = _plain(dataclasses.asdict(settings))
@@ -199,7 +219,7 @@ def _converted(owner: str, key: str, hint: Any, value: Any) -> Any:
 
 def _converted_union(owner: str, key: str, choices: Sequence[Any], value: Any) -> Any:
     """The first type of the union that takes the value. TOML has no null: "none" stands for None."""
-    if type(None) in choices and value == "none":
+    if type(None) in choices and value in (None, "none"):
         return None
     problem: ValueError | None = None
     for choice in choices:

@@ -59,6 +59,22 @@ class Settings:
             require_number("settings", f"lr.{name}", lr, above=0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweepSettings:
+    """What an experiment varies at a user's wish, so that one command runs an ablation.
+
+    Attributes:
+        variants: Changes to the settings, `key=value` with commas between several; "" for none. Each is run with every
+            optimizer and every seed, and tuned by itself.
+    """
+
+    variants: tuple[str, ...] = ("",)
+
+    def __post_init__(self) -> None:
+        ok = len(self.variants) == len(set(self.variants)) > 0 and not any(set("/\\") & {*v} for v in self.variants)
+        require(ok, "settings", "variants", "one or more different changes without slashes", list(self.variants))
+
+
 def _require_seeds(owner: str, seeds: Sequence[int]) -> None:
     ok = len(seeds) == len(set(seeds)) > 0 and all(0 <= seed < 2**63 for seed in seeds)
     require(ok, owner, "seeds", "one or more different integers in [0, 2⁶³)", list(seeds))

@@ -1,7 +1,7 @@
-"""Text as numbers, and a language model of it: an LSTM regularised as Zaremba et al. (2014) do.
+"""Text as numbers, by words or by characters.
 
 A text is a folder with one `*.train.txt`, one `*.valid.txt` and one `*.test.txt`, words between spaces, as Penn
-Treebank's files are (`ptb.train.txt` and so on). The end of a line is a word, <eos>.
+Treebank's files are (`ptb.train.txt` and so on). Read by words, the end of a line is one, <eos>.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Corpus:
 
     Attributes:
         name: Of the text.
-        vocabulary: Its words, the most frequent of the training text first.
+        vocabulary: Its words or characters, the most frequent of the training text first.
         train: Training text, int64 [tokens].
         valid: Text for validation.
         test: Text to test on; None if it is not to be touched.
@@ -144,11 +144,50 @@ def _read(
     return Corpus(files.name, kept, encoded(train), valid, tested)
 
 
-def _words(path: Path) -> list[str]:
+@lru_cache(maxsize=2)
+def read_characters(
+    files: TextFiles, train_characters: int | None, evaluation_characters: int | None, *, test: bool
+) -> Corpus:
+    """Read a text by characters: all of the training text, and <unk> for those that only other parts have.
+
+    Args:
+        files: Where it is.
+        train_characters: How much of the training text to take, from its beginning; None for all.
+        evaluation_characters: The same of the other parts.
+        test: Whether to read the test text.
+
+    Raises:
+        ValueError: A part is empty or is no text.
+    """
+    train = _characters(files.train)[:train_characters]
+    kept = _vocabulary(train, len({*train}) + 2)
+    kept = tuple(character for character in kept if character != END)
+    places = {character: place for place, character in enumerate(kept)}
+    unknown = places[UNKNOWN]
+
+    def encoded(characters: str) -> Tensor:
+        return torch.tensor([places.get(character, unknown) for character in characters])
+
+    valid = encoded(_characters(files.valid)[:evaluation_characters])
+    tested = encoded(_characters(files.test)[:evaluation_characters]) if test else None
+    return Corpus(files.name, kept, encoded(train), valid, tested)
+
+
+def _characters(path: Path) -> str:
+    text = _text(path)
+    require(bool(text), "data", path.name, "a text of at least one character", Described("an empty one"))
+    return text
+
+
+def _text(path: Path) -> str:
     try:
-        words = path.read_text(encoding="utf-8").replace("\n", f" {END} ").split()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"data: {path} cannot be read as text: {error}.") from error
+
+
+def _words(path: Path) -> list[str]:
+    words = _text(path).replace("\n", f" {END} ").split()
     require(bool(words), "data", path.name, "a text of at least one word", Described("an empty one"))
     return words
 

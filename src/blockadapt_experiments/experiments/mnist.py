@@ -113,7 +113,7 @@ class Pair(NamedTuple):
     other: str
 
 
-PAIRS = (Pair("block-adam", "adam"), Pair("block-rmsprop", "rmsprop"))
+PAIRS = (Pair("block-adam", "paper-adam"), Pair("block-rmsprop", "rmsprop"))
 PAIRS_WITH_GGT = (*PAIRS, Pair("block-adam", "ggt"))
 
 

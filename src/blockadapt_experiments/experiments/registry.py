@@ -19,8 +19,10 @@ EXPERIMENTS: dict[str, str] = {
     "cifar100-densenet": "cifar",
     "lm-lstm": "lm",
     "tcvae": "tcvae",
+    "cifar10-cnn": "cnn",
+    "gpt-char": "gpt",
 }
-"""In the order of the paper; the file or folder that has it."""
+"""In the order of the paper, then what is beyond it; the file or folder that has it."""
 
 
 def get_experiment(name: str) -> Experiment[Any]:

@@ -53,12 +53,12 @@ class Arm(NamedTuple):
 
 
 ARMS = {
-    "adam": Arm("block-adam", diagonal=True),
+    "paper-adam": Arm("block-adam", diagonal=True),
     "block-adam": Arm("block-adam", diagonal=False),
     "rmsprop": Arm("block-rmsprop", diagonal=True),
     "block-rmsprop": Arm("block-rmsprop", diagonal=False),
 }
-PAIRS = (("block-adam", "adam"), ("block-rmsprop", "rmsprop"))
+PAIRS = (("block-adam", "paper-adam"), ("block-rmsprop", "rmsprop"))
 
 TERMS = {
     "term_a": "Term A, ‖P g‖²",
@@ -260,7 +260,7 @@ def draw_terms(summary: Summary, directory: Path) -> Sequence[Path]:
 
 
 STYLES: dict[str, dict[str, Any]] = {
-    "adam": {"color": "#D55E00", "linestyle": "-"},
+    "paper-adam": {"color": "#D55E00", "linestyle": "-"},
     "block-adam": {"color": "#0072B2", "linestyle": "-"},
     "rmsprop": {"color": "#E69F00", "linestyle": "--"},
     "block-rmsprop": {"color": "#56B4E9", "linestyle": "--"},

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from blockadapt import BlockAdam
+from blockadapt import BlockAdam, plan
 from blockadapt_experiments.contenders.catalogue import CONTENDERS, OptimizerSettings, _theirs, make_optimizer
 from blockadapt_experiments.contenders.ggt import GGT
 from support.contract_cases import Net, give_gradients_, grad_bits, param_bits, twins
@@ -29,13 +29,14 @@ Rule = Callable[[State, Array, Array, int, float], Array]
 """The new x of one tensor, from its state, x, g, t and lr."""
 
 NAMES = [
-    "sgd", "adam", "amsgrad", "rmsprop", "adagrad", "adadelta", "nadam", "adabound", "amsbound", "yogi", "soap",
-    "shampoo", "ggt", "block-adam", "block-adam-clip", "block-amsgrad", "block-rmsprop", "block-rmsprop-clip",
-    "block-adagrad", "block-adafom", "full-adagrad",
+    "sgd", "adam", "adamw", "amsgrad", "paper-adam", "rmsprop", "adagrad", "adadelta", "nadam", "adabound", "amsbound",
+    "yogi", "soap", "muon", "shampoo", "ggt", "block-adam", "block-adam-clip", "block-adamw", "block-amsgrad",
+    "block-rmsprop", "block-rmsprop-clip", "block-adagrad", "block-adafom", "full-adagrad",
 ]  # fmt: skip
 
 # None at its default, so that each must have been passed on.
 BETA1, BETA2, RMS, MU, EPS, DECAY, FINAL, PROGRESS = 0.8, 0.95, 0.7, 0.6, 1e-3, 0.1, 0.02, 3.0
+DECOUPLED = 0.2
 LR, STEPS = 0.05, 5
 GAMMA = PROGRESS / STEPS
 
@@ -46,6 +47,7 @@ SETTINGS: dict[str, Any] = {
     "momentum": MU,
     "eps": EPS,
     "weight_decay": DECAY,
+    "decoupled_weight_decay": DECOUPLED,
     "final_lr": FINAL,
     "clip_progress": PROGRESS,
     "block_size": 4,
@@ -106,7 +108,7 @@ def sgd(nesterov: bool) -> Rule:
     return rule
 
 
-def adam(correct: bool, ams: bool) -> Rule:
+def adam(correct: bool, ams: bool, eps: float) -> Rule:
     def rule(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
         g = g + DECAY * x
         m, v = averaged(state, "m", g, BETA1), averaged(state, "v", g**2, BETA2)
@@ -114,9 +116,14 @@ def adam(correct: bool, ams: bool) -> Rule:
             v = state["largest"] = np.maximum(state.get("largest", 0.0), v)
         if correct:
             m, v = m / (1 - BETA1**t), v / (1 - BETA2**t)
-        return x - lr * m / (np.sqrt(v) + EPS)
+        return x - lr * m / (np.sqrt(v) + eps)
 
     return rule
+
+
+def adamw(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+    m, v = averaged(state, "m", g, BETA1), averaged(state, "v", g**2, BETA2)
+    return (1 - lr * DECOUPLED) * x - lr * m / (1 - BETA1**t) / (np.sqrt(v / (1 - BETA2**t)) + 1e-8)
 
 
 def rmsprop(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
@@ -189,7 +196,7 @@ def soap(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
     m, v = averaged(state, "m", g, 0.95), averaged(state, "v", along(there, g) ** 2, 0.95)
     step = along(back, along(there, m) / (np.sqrt(v) + 1e-8))
     x = x - lr * math.sqrt(1 - 0.95 ** (t - 1)) / (1 - 0.95 ** (t - 1)) * step
-    return (1 - lr * DECAY) * x
+    return (1 - lr * DECOUPLED) * x
 
 
 def shampoo(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
@@ -206,10 +213,17 @@ def shampoo(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
 RULES: list[Any] = [
     pytest.param("sgd", {}, sgd(nesterov=False), 1e-12, id="sgd"),
     pytest.param("sgd", {"nesterov": True}, sgd(nesterov=True), 1e-12, id="sgd-nesterov"),
-    pytest.param("adam", {}, adam(correct=False, ams=False), 1e-12, id="adam"),
-    pytest.param("adam", {"bias_correction": True}, adam(correct=True, ams=False), 1e-12, id="adam-corrected"),
-    pytest.param("amsgrad", {}, adam(correct=False, ams=True), 1e-12, id="amsgrad"),
-    pytest.param("amsgrad", {"bias_correction": True}, adam(correct=True, ams=True), 1e-12, id="amsgrad-corrected"),
+    pytest.param("adam", {}, adam(correct=True, ams=False, eps=1e-8), 1e-12, id="adam"),
+    pytest.param("amsgrad", {}, adam(correct=True, ams=True, eps=1e-8), 1e-12, id="amsgrad"),
+    pytest.param("adamw", {}, adamw, 1e-12, id="adamw"),
+    pytest.param("paper-adam", {}, adam(correct=False, ams=False, eps=EPS), 1e-12, id="paper-adam"),
+    pytest.param(
+        "paper-adam",
+        {"bias_correction": True},
+        adam(correct=True, ams=False, eps=EPS),
+        1e-12,
+        id="paper-adam-corrected",
+    ),
     pytest.param("rmsprop", {}, rmsprop, 1e-12, id="rmsprop"),
     pytest.param("adagrad", {}, adagrad, 1e-12, id="adagrad"),
     pytest.param("adadelta", {}, adadelta, 1e-12, id="adadelta"),
@@ -245,6 +259,7 @@ def test_a_baseline_follows_its_published_rule(name: str, changes: State, rule: 
 BLOCK_RULES: list[tuple[str, Kind, dict[str, Any]]] = [
     ("block-adam", "adam", {}),
     ("block-adam-clip", "adam", {"clip": (FINAL, GAMMA)}),
+    ("block-adamw", "adamw", {"weight_decay": DECOUPLED}),
     ("block-amsgrad", "adam", {"amsgrad": True}),
     ("block-rmsprop", "rmsprop", {"betas": (0.0, RMS)}),
     ("block-rmsprop-clip", "rmsprop", {"betas": (0.0, RMS), "clip": ((1 - BETA1) * FINAL, GAMMA)}),
@@ -266,7 +281,7 @@ def test_a_block_method_follows_its_rule_in_the_blocks_of_each_layer(
     blocks = [*input_blocks((6, 4), 4), *runs(range(24, 30), 4)] if name != "full-adagrad" else [list(range(30))]
     shared: dict[str, Any] = {"lr": LR, "betas": (BETA1, BETA2), "eps": EPS, "weight_decay": DECAY}
     start = np.concatenate([x.reshape(-1) for x in arrays(params)])
-    correction = {"bias_correction": correct and kind == "adam"}
+    correction = {"bias_correction": correct and kind in ("adam", "adamw")}
     oracle = DenseOracle(start, blocks, kind, **{**shared, **correction, **options})
     settings = OptimizerSettings(**SETTINGS, bias_correction=correct)
     for t, grads, found in steps_of(make_optimizer(name, layer, LR, settings, STEPS), params):
@@ -294,6 +309,119 @@ def test_a_named_grouping_and_a_kept_basis_reach_the_block_methods() -> None:
     made = make_optimizer("block-adam", ours, LR, settings, STEPS)
     for _ in zip(steps_of(made, list(ours.parameters())), steps_of(direct, list(theirs.parameters())), strict=True):
         assert param_bits(ours.parameters()) == param_bits(theirs.parameters())
+
+
+def test_torchs_own_have_torchs_defaults() -> None:
+    """Whatever the paper prints: the settings that are not given are those of torch's constructors."""
+    for name, made_by in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
+        model = Net()
+        made = make_optimizer(name, model, 1e-3, OptimizerSettings(), STEPS)
+        assert type(made) is made_by
+        assert made.defaults == made_by(model.parameters()).defaults
+
+
+def test_random_blocks_hold_coordinates_of_one_parameter_in_no_order() -> None:
+    settings = OptimizerSettings(**{**SETTINGS, "block_size": 9}, grouping="random")
+    model = nn.Sequential(nn.Conv2d(4, 5, 3), nn.Linear(5, 7))
+    made = make_optimizer("block-adam", model, LR, settings, STEPS)
+    rows = {row.name: row for row in plan(made).rows}
+    assert {name: row.sizes for name, row in rows.items()} == {
+        "0.weight": {9: 20}, "0.bias": {5: 1}, "1.weight": {8: 1, 9: 3}, "1.bias": {7: 1}
+    }  # fmt: skip
+    groups = [group["grouping"].groups for group in made.param_groups]
+    assert sorted(place for block in groups[0] for place in block) == list(range(180))
+    together = sum(a // 9 == b // 9 for block in groups[0] for a, b in itertools.pairwise(block))
+    assert together < 40  # of 160 neighbours in a block; all of them if blocks were filters, 8 expected by chance
+    again = make_optimizer("block-adam", model, LR, settings, STEPS)
+    assert [group["grouping"].groups for group in again.param_groups] == groups
+
+
+# Muon and SOAP: what is treated otherwise ----------------------------------------------------------------------------
+
+
+class Words(nn.Module):
+    """An embedding, a matrix, a convolution and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.tall = nn.Linear(4, 6)
+        self.conv = nn.Conv2d(3, 2, 2)
+        self.head = nn.Linear(6, 5)
+
+
+def words() -> Words:
+    torch.manual_seed(3)
+    return Words()
+
+
+def orthogonalised(matrix: Array) -> Array:
+    """Five Newton-Schulz steps with the published coefficients."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    X = X / np.linalg.norm(X)
+    for _ in range(5):
+        A = X @ X.T
+        X = a * X + (b * A + c * A @ A) @ X
+    return X if matrix.shape[0] <= matrix.shape[1] else X.T
+
+
+def muon(state: State, x: Array, g: Array, t: int, lr: float) -> Array:
+    G = g.reshape(len(g), -1)
+    B = averaged(state, "B", G, 0.95)
+    step = 0.2 * math.sqrt(max(G.shape)) * orthogonalised(0.05 * G + 0.95 * B)
+    return (1 - lr * DECOUPLED) * x - lr * step.reshape(x.shape)
+
+
+def test_muon_has_hidden_matrices_and_adamw_the_rest() -> None:
+    """Newton-Schulz runs in bfloat16, so a step of size 1 is known to two digits."""
+    model = words()
+    names = [name for name, _ in model.named_parameters()]
+    params = list(model.parameters())
+    made = make_optimizer("muon", model, LR, OptimizerSettings(**SETTINGS), STEPS)
+    expected, states = arrays(params), [State() for _ in params]
+    for t, grads, found in steps_of(made, params):
+        for place, (name, g) in enumerate(zip(names, grads, strict=True)):
+            hidden = name in ("tall.weight", "conv.weight")
+            rule, tolerance = (muon, 0.04 * LR) if hidden else (adamw, 1e-6)
+            expected[place] = rule(states[place], expected[place], g, t, lr_at(t))
+            np.testing.assert_allclose(found[place], expected[place], rtol=1e-6, atol=t * tolerance, err_msg=name)
+
+
+def test_a_closure_is_called_with_gradients_on() -> None:
+    model = words()
+    made = make_optimizer("muon", model, LR, OptimizerSettings(), STEPS)
+
+    def closure() -> float:
+        assert torch.is_grad_enabled()
+        give_gradients_(model.parameters(), 0)
+        return 2.5
+
+    assert made.step(closure) == 2.5  # type: ignore[arg-type]
+
+
+def test_soap_leaves_embeddings_and_long_axes_diagonal() -> None:
+    model = words()
+    settings = OptimizerSettings(**SETTINGS, soap_largest_axis=5)
+    made = make_optimizer("soap", model, LR, settings, STEPS)
+    give_gradients_(model.parameters(), 0)
+    made.step()
+    bases = {
+        name: [len(Q) for Q in made.state[param]["Q"]] for name, param in model.named_parameters() if param.ndim > 1
+    }
+    assert bases == {
+        "embedding.weight": [0, 0], "tall.weight": [0, 4], "conv.weight": [2, 3, 2, 2], "head.weight": [5, 0]
+    }  # fmt: skip
+
+
+def test_soap_without_bases_is_adam_from_its_second_step_on() -> None:
+    model = words()
+    made = make_optimizer("soap", model, LR, OptimizerSettings(**SETTINGS), STEPS)
+    x, state = arrays([model.embedding.weight])[0], State(Q=[])
+    for t, grads, found in steps_of(made, list(model.parameters())):
+        if t > 1:
+            x = soap(state, x, grads[0], t, lr_at(t))
+        np.testing.assert_allclose(found[0], x, rtol=1e-5, atol=1e-6)
 
 
 def test_every_setting_reaches_ggt() -> None:
@@ -430,7 +558,7 @@ def test_a_bad_lr_or_number_of_steps_is_refused(argument: str, value: Any) -> No
 def test_an_option_that_the_installed_version_does_not_name_is_refused() -> None:
     """Its constructors take any keyword and forget it."""
     with pytest.raises(TypeError, match=r"^Yogi: the installed pytorch_optimizer has no `wieght_decay`\.$"):
-        _theirs("Yogi", Net(), wieght_decay=0.1)
+        _theirs("Yogi", Net().parameters(), wieght_decay=0.1)
 
 
 BAD: list[tuple[str, Any, str]] = [
@@ -443,8 +571,14 @@ BAD: list[tuple[str, Any, str]] = [
     ("nesterov", "no", "True or False"),
     ("block_size", 0, "an integer >= 1"),
     ("refresh_every", 1.5, "an integer >= 1"),
-    ("grouping", "columns", "one of 'auto', 'input', 'output', 'filter', 'chunk', 'tensor', 'joint', 'diagonal'"),
+    (
+        "grouping",
+        "columns",
+        "one of 'auto', 'input', 'output', 'filter', 'chunk', 'tensor', 'joint', 'diagonal', 'random'",
+    ),
     ("weight_decay", -1.0, "a finite number >= 0"),
+    ("decoupled_weight_decay", -1.0, "a finite number >= 0"),
+    ("soap_largest_axis", 0, "an integer >= 1"),
     ("final_lr", 0.0, "a finite number > 0"),
     ("clip_progress", math.inf, "a finite number > 0"),
     ("ggt_window", 0, "an integer >= 1"),

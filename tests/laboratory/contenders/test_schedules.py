@@ -54,6 +54,27 @@ def test_sqrt_is_lr_over_the_root_of_the_step() -> None:
     np.testing.assert_allclose(scheduled(ScheduleSettings(kind="sqrt"), 0.3, 2.0), expected, rtol=1e-15)
 
 
+def test_cosine_falls_to_zero_after_the_last_step() -> None:
+    optimizer = sgd(0.3, 2.0)
+    schedule = make_schedule(ScheduleSettings(kind="cosine"), optimizer, EPOCHS, STEPS)
+    expected = [[lr * (1 + math.cos(math.pi * t / 40)) / 2 for lr in (0.3, 2.0)] for t in range(EPOCHS * STEPS)]
+    np.testing.assert_allclose(learning_rates(schedule), expected, rtol=1e-14)
+    assert schedule.lr == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine", "step"])
+def test_a_warm_up_rises_evenly_to_the_full_rate(kind: Any) -> None:
+    """A fifth of 40 steps: the eighth has all of it, and what the kind does comes after."""
+    seen = [lr for (lr,) in scheduled(ScheduleSettings(kind=kind, warmup=0.2, at=(0.5,)), 2.0)]
+    np.testing.assert_allclose(seen[:8], [2.0 * t / 8 for t in range(1, 9)], rtol=1e-14)
+    after = {
+        "constant": [2.0] * 32,
+        "cosine": [1 + math.cos(math.pi * t / 32) for t in range(32)],
+        "step": [2.0] * 12 + [0.2] * 20,
+    }
+    np.testing.assert_allclose(seen[8:], after[kind], rtol=1e-14)
+
+
 def test_step_divides_by_ten_after_half_and_three_quarters_of_the_epochs() -> None:
     expected = [[1.0]] * (4 * STEPS) + [[0.1]] * (2 * STEPS) + [[0.01]] * (2 * STEPS)
     np.testing.assert_allclose(scheduled(ScheduleSettings(kind="step"), 1.0), expected, rtol=1e-15)
@@ -164,7 +185,7 @@ def moved_on(schedule: Schedule, steps: range) -> list[list[float]]:
     return seen
 
 
-@pytest.mark.parametrize("kind", ["constant", "step", "dev", "sqrt"])
+@pytest.mark.parametrize("kind", ["constant", "step", "dev", "sqrt", "cosine"])
 @pytest.mark.parametrize("optimizer_first", [True, False])
 @pytest.mark.parametrize("made_before", [True, False])
 def test_a_resumed_schedule_goes_on_to_the_same_bits(kind: Any, optimizer_first: bool, made_before: bool) -> None:
@@ -188,7 +209,7 @@ def test_a_resumed_schedule_goes_on_to_the_same_bits(kind: Any, optimizer_first:
         assert seen + moved_on(schedule, range(saved_at, total)) == expected
 
 
-@pytest.mark.parametrize("kind", ["step", "dev", "sqrt"])
+@pytest.mark.parametrize("kind", ["step", "dev", "sqrt", "cosine"])
 def test_a_loaded_schedule_sets_the_learning_rates_by_itself(kind: Any) -> None:
     source, target = (make_schedule(ScheduleSettings(kind=kind), sgd(0.3, 2.0), EPOCHS, STEPS) for _ in range(2))
     moved_on(source, range(6 * STEPS))
@@ -256,11 +277,12 @@ def test_minibatches_never_pass_the_most_however_long_the_run(growth: Any) -> No
 BAD: list[tuple[type[Any], dict[str, Any], str]] = [
     (
         ScheduleSettings,
-        {"kind": "cosine"},
-        "schedule: `kind` must be one of 'constant', 'step', 'dev', 'sqrt', got 'cosine'.",
+        {"kind": "exponential"},
+        "schedule: `kind` must be one of 'constant', 'step', 'dev', 'sqrt', 'cosine', got 'exponential'.",
     ),
     (ScheduleSettings, {"factor": 1.0}, "schedule: `factor` must be in (0, 1), got 1.0."),
     (ScheduleSettings, {"at": (0.5, 1.5)}, "schedule: `at[1]` must be in (0, 1), got 1.5."),
+    (ScheduleSettings, {"warmup": 1.0}, "schedule: `warmup` must be in [0, 1), got 1.0."),
     (BatchSettings, {"size": 0}, "batch: `size` must be an integer >= 1, got 0."),
     (BatchSettings, {"growth": "twice"}, "batch: `growth` must be one of 'none', 'geometric', 'linear', got 'twice'."),
     (

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pytest
 
 from blockadapt_experiments.contenders.catalogue import CONTENDERS, OptimizerSettings
-from blockadapt_experiments.core.config import SCALES, build, first_difference, keys, load, nearest, plain
+from blockadapt_experiments.core.config import SCALES, build, first_difference, keys, load, nearest, plain, varied
 from blockadapt_experiments.core.settings import Settings, TuneSettings
+from blockadapt_experiments.experiments.cnn import CnnSettings
 from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
+from blockadapt_experiments.running.tuning import grid
 
 LENET = "mnist-lenet300"
 
@@ -111,8 +115,8 @@ REFUSED = {
     "optimizers=[]": "settings: `optimizers` must be one or more different names, got [].",
     "optimizers=['blok-adam']": "mnist-lenet300: `optimizers` has an unknown optimizer 'blok-adam'; the nearest is "
     "'block-adam'.",
-    "schedule.kind=cosine": (
-        "mnist-lenet300: `schedule.kind` must be one of 'constant', 'step', 'dev', 'sqrt', got 'cosine'."
+    "schedule.kind=exponential": (
+        "mnist-lenet300: `schedule.kind` must be one of 'constant', 'step', 'dev', 'sqrt', 'cosine', got 'exponential'."
     ),
     "data=cifar": "mnist-lenet300: `data` must be one of 'mnist', 'digits', got 'cifar'.",
     "tune.low=0": "tune: `low` must be a finite number > 0, got 0.0.",
@@ -214,3 +218,48 @@ def test_learning_rates_are_those_of_the_contenders_unless_set() -> None:
     assert {*lenet().lr} <= {*CONTENDERS}
     assert TuneSettings().low == 1e-4
     assert TuneSettings().high == 1e2
+
+
+def cnn(*changes: str) -> CnnSettings:
+    return load(get_experiment("cifar10-cnn"), "laptop", changes)
+
+
+def test_a_variant_changes_what_it_names_and_nothing_else() -> None:
+    settings = cnn("schedule.factor=none")
+    assert varied(settings, "") == settings
+    found = varied(settings, "optimizer.block_size=4,optimizer.grouping=output,epochs=3")
+    assert (found.optimizer.block_size, found.optimizer.grouping, found.epochs) == (4, "output", 3)
+    optimizer = replace(found.optimizer, block_size=settings.optimizer.block_size, grouping="auto")
+    assert replace(found, optimizer=optimizer, epochs=settings.epochs) == settings
+
+
+@pytest.mark.parametrize(
+    ("variant", "sentence"),
+    [
+        ("seeds=[1]", "variant: `seeds` must be the same for all variants, got seeds=[1]."),
+        ("lr.adam=1", "variant: `lr` must be the same for all variants, got lr.adam=1."),
+        ("optimizer.blok=1", "variant: there is no setting `optimizer.blok`; the nearest is `optimizer.block_size`."),
+        ("epochs", "variant: `set` must be key=value, got 'epochs'."),
+        ("epochs=0", "training: `epochs` must be an integer >= 1, got 0."),
+    ],
+)  # fmt: skip
+def test_a_variant_that_cannot_be_gets_one_sentence(variant: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        varied(cnn(), variant)
+
+
+@pytest.mark.parametrize("variants", ["[]", '["", ""]', '["a/b=1"]'])
+def test_variants_are_different_and_can_be_folders(variants: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^settings: `variants` must be one or more different changes without slashes"
+    ):
+        cnn(f"variants={variants}")
+
+
+@pytest.mark.parametrize("name", ["cifar10-cnn", "gpt-char"])
+def test_beyond_the_paper_grids_are_fine_and_seeds_many(name: str) -> None:
+    for scale in ("laptop", "paper"):
+        settings = load(get_experiment(name), scale)
+        rates = grid(settings.tune)
+        assert max(above / below for below, above in itertools.pairwise(rates)) <= 3
+        assert len(settings.seeds) >= 5

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from blockadapt_experiments.data.missing import MissingData
-from blockadapt_experiments.data.text import Corpus, find_text, read_corpus, streams, unigram_perplexity
+from blockadapt_experiments.data.text import (
+    Corpus,
+    find_text,
+    read_characters,
+    read_corpus,
+    streams,
+    unigram_perplexity,
+)
 from support.texts import write_text
 
 
@@ -126,3 +133,26 @@ def test_the_unigram_perplexity_by_hand() -> None:
 def test_a_corpus_without_a_test_text_measures_on_the_other() -> None:
     text: Tensor = torch.arange(2)
     assert Corpus("t", ("<eos>", "<unk>"), text, text, None).held_out.keys() == {"valid"}
+
+
+def test_characters_are_those_of_the_training_text_the_most_frequent_first(tmp_path: Path) -> None:
+    corpus = read_characters(write_text(tmp_path, "t", "aab\n", "ba?\n", "b"), None, None, test=True)
+    assert corpus.vocabulary == ("a", "\n", "b", "<unk>")
+    assert corpus.train.tolist() == [0, 0, 2, 1]
+    assert corpus.valid.tolist() == [2, 0, 3, 1]
+    assert corpus.test is not None
+    assert corpus.test.tolist() == [2]
+
+
+def test_characters_are_taken_from_the_beginning_and_the_test_text_only_if_asked(tmp_path: Path) -> None:
+    corpus = read_characters(write_text(tmp_path, "t", "abcd", "dcba", "d"), 3, 2, test=False)
+    assert corpus.vocabulary == ("a", "b", "c", "<unk>")
+    assert (corpus.train.tolist(), corpus.valid.tolist(), corpus.test) == ([0, 1, 2], [3, 2], None)
+
+
+def test_a_text_without_characters_is_refused(tmp_path: Path) -> None:
+    files = write_text(tmp_path, "t", valid="")
+    with pytest.raises(
+        ValueError, match=r"^data: `t\.valid\.txt` must be a text of at least one character, got an empty one\.$"
+    ):
+        read_characters(files, None, None, test=False)

@@ -43,7 +43,10 @@ from support.laboratory import outcome
 from support.run_records import rows_of, write_experiment, write_run
 from support.texts import write_text
 
-ARMS = ["sgd", "adam", "adabound", "amsbound", "ggt", "soap", "block-adam", "block-adam-clip", "block-rmsprop"]
+ARMS = [
+    "sgd", "paper-adam", "adam", "adabound", "amsbound", "ggt", "soap", "block-adam", "block-adam-clip",
+    "block-rmsprop",
+]  # fmt: skip
 TINY = (
     "vocabulary=20",
     "hidden=6",

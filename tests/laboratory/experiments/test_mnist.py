@@ -74,8 +74,8 @@ def judged(summary: Summary) -> list[bool | None]:
 
 
 def test_all_claims_hold_where_they_should(tmp_path: Path) -> None:
-    curves = Curves(tmp_path, ["adam", "block-adam", "rmsprop", "block-rmsprop", "ggt"], seeds=3)
-    curves.add("adam", 1.0, 0.008, 0.95, 0.010)
+    curves = Curves(tmp_path, ["paper-adam", "block-adam", "rmsprop", "block-rmsprop", "ggt"], seeds=3)
+    curves.add("paper-adam", 1.0, 0.008, 0.95, 0.010)
     curves.add("rmsprop", 1.0, 0.008, 0.95, 0.010)
     curves.add("ggt", 3.0, 0.008, 0.95, 0.010)
     curves.add("block-adam", 1.2, 0.002, 0.96, 0.002)
@@ -84,12 +84,15 @@ def test_all_claims_hold_where_they_should(tmp_path: Path) -> None:
     assert judged(summary) == [True, True, True, True]
     # All seeds have the same ratio: 1.2 early, and 0.002 / 0.008 late.
     assert (
-        "Block-Adam against Adam: early training loss ×1.2 (1.2 to 1.2), alike if within ×1.5"
+        "Block-Adam against Adam (paper): early training loss ×1.2 (1.2 to 1.2), alike if within ×1.5"
         in judge_early(summary).words
     )
-    assert "Block-Adam against Adam: late oscillation of the training loss ×0.25" in judge_late(summary).words
+    assert "Block-Adam against Adam (paper): late oscillation of the training loss ×0.25" in judge_late(summary).words
     # Means over ten epochs: 0.96 + wobble/10 against 0.95 + wobble/10, wobbles 0.2 and 1 point, times 1, 1.01, 1.02.
-    assert "Block-Adam against Adam: test accuracy, mean over epochs, differs by 0.919 ±" in judge_higher(summary).words
+    assert (
+        "Block-Adam against Adam (paper): test accuracy, mean over epochs, differs by 0.919 ±"
+        in judge_higher(summary).words
+    )
     # Sample deviations of two points: their distance over √2.
     expected = -100 * 0.008 * 1.01 / np.sqrt(2)
     assert f"Block-Adam against GGT: late oscillation of the test accuracy differs by {expected:.3g} ±" in (
@@ -99,15 +102,15 @@ def test_all_claims_hold_where_they_should(tmp_path: Path) -> None:
 
 
 def test_the_opposite_of_every_claim_is_seen(tmp_path: Path) -> None:
-    curves = Curves(tmp_path, ["adam", "block-adam"], seeds=3)
-    curves.add("adam", 1.0, 0.002, 0.96, 0.002)
+    curves = Curves(tmp_path, ["paper-adam", "block-adam"], seeds=3)
+    curves.add("paper-adam", 1.0, 0.002, 0.96, 0.002)
     curves.add("block-adam", 2.0, 0.008, 0.95, 0.010)
     assert judged(curves.summary()) == [False, False, False, False]
 
 
 def test_one_failed_pair_is_enough(tmp_path: Path) -> None:
-    curves = Curves(tmp_path, ["adam", "block-adam", "rmsprop", "block-rmsprop"], seeds=3)
-    curves.add("adam", 1.0, 0.008, 0.95, 0.010)
+    curves = Curves(tmp_path, ["paper-adam", "block-adam", "rmsprop", "block-rmsprop"], seeds=3)
+    curves.add("paper-adam", 1.0, 0.008, 0.95, 0.010)
     curves.add("block-adam", 1.0, 0.002, 0.96, 0.002)
     curves.add("rmsprop", 1.0, 0.002, 0.96, 0.002)
     curves.add("block-rmsprop", 2.0, 0.008, 0.95, 0.010)
@@ -115,8 +118,8 @@ def test_one_failed_pair_is_enough(tmp_path: Path) -> None:
 
 
 def test_one_seed_cannot_tell(tmp_path: Path) -> None:
-    curves = Curves(tmp_path, ["adam", "block-adam"], seeds=1)
-    curves.add("adam", 1.0, 0.008, 0.95, 0.010)
+    curves = Curves(tmp_path, ["paper-adam", "block-adam"], seeds=1)
+    curves.add("paper-adam", 1.0, 0.008, 0.95, 0.010)
     curves.add("block-adam", 1.0, 0.002, 0.96, 0.002)
     assert judged(curves.summary()) == [None] * 4
     assert "(one seed)" in judge_late(curves.summary()).words
@@ -133,12 +136,12 @@ def test_without_a_pair_there_is_nothing_to_judge(tmp_path: Path) -> None:
 @pytest.mark.parametrize("last", [1.0, float("nan")])
 def test_a_diverged_run_makes_no_verdict(tmp_path: Path, last: float) -> None:
     """Whether its values show it or only the run itself says so: also about what was measured before."""
-    curves = Curves(tmp_path, ["adam", "block-adam"], seeds=2)
+    curves = Curves(tmp_path, ["paper-adam", "block-adam"], seeds=2)
     curves.add("block-adam", 2.0, 0.002, 0.96, 0.002)
     for seed in (0, 1):
         values = [1.0] * (EPOCHS - 1) + [last if seed else 1.0]
         rows = rows_of(train_loss=values, test_accuracy=values)
-        write_run(tmp_path, "adam", "", seed, rows, numbers={"diverged": seed})
+        write_run(tmp_path, "paper-adam", "", seed, rows, numbers={"diverged": seed})
     assert judged(curves.summary()) == [None] * 4
     for judge in (judge_early, judge_late, judge_steady, judge_higher):
         assert "no number" in judge(curves.summary()).words

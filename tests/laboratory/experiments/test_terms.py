@@ -137,7 +137,7 @@ def test_a_layer_is_its_weights_and_biases() -> None:
 # Runs ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", ["adam", "block-rmsprop"])
+@pytest.mark.parametrize("arm", ["paper-adam", "block-rmsprop"])
 def test_a_run_that_was_stopped_ends_bit_identically(arm: str) -> None:
     changes = ("epochs=3", "every=3")  # an epoch has 4 steps, so that recorded steps fall anywhere in it
     rows = finish(make(arm, *changes))
@@ -155,7 +155,7 @@ def test_a_run_that_was_stopped_ends_bit_identically(arm: str) -> None:
 
 
 def test_all_arms_begin_alike() -> None:
-    firsts = [finish(make(arm, "epochs=1", "train_examples=24"))[0] for arm in ("adam", "block-adam")]
+    firsts = [finish(make(arm, "epochs=1", "train_examples=24"))[0] for arm in ("paper-adam", "block-adam")]
     starts = [make(arm)._training.model.state_dict() for arm in ARMS]
     for start in starts[1:]:
         torch.testing.assert_close(start, starts[0], rtol=0, atol=0)
@@ -200,7 +200,7 @@ def test_every_scale_compares_at_one_learning_rate(scale: str) -> None:
     [
         (
             'optimizers=["sgd"]',
-            "settings: `optimizers` must be one of 'adam', 'block-adam', 'rmsprop'",
+            "settings: `optimizers` must be one of 'paper-adam', 'block-adam', 'rmsprop'",
         ),
         ("every=0", "settings: `every` must be an integer >= 1, got 0."),
         ("data=cifar10", "terms: `data` must be one of 'mnist', 'digits', got 'cifar10'."),
@@ -248,13 +248,15 @@ def test_claims_are_judged_by_the_ratio_of_terms(
     assert [verdict.held for verdict in verdicts] == [similar, smaller, smaller, smaller]
     low, high = ratio * math.exp(-0.02484), ratio * math.exp(0.02484)
     for verdict in verdicts:
-        assert f"Adam fc1 ×{ratio:.3g} ({low:.3g} to {high:.3g}), Adam fc2 ×{ratio:.3g}" in verdict.words
+        assert (
+            f"Adam (paper) fc1 ×{ratio:.3g} ({low:.3g} to {high:.3g}), Adam (paper) fc2 ×{ratio:.3g}" in verdict.words
+        )
 
 
 def test_claims_are_open_with_one_seed_or_one_arm(tmp_path: Path) -> None:
     for name, summary in {
         "seed": summary_of(tmp_path / "seed", 0.01, seeds=1),
-        "arm": summary_of(tmp_path / "arm", 0.01, arms=["adam", "rmsprop"]),
+        "arm": summary_of(tmp_path / "arm", 0.01, arms=["paper-adam", "rmsprop"]),
     }.items():
         assert [claim.judge(summary).held for claim in TERMS.claims] == [None] * 4, name
 

@@ -302,7 +302,7 @@ def _task(settings: TcvaeSettings, key: RunKey, lr: float, data_dir: Path | None
 
 # The paper's claims -------------------------------------------------------------------------------------------------
 
-BLOCK, DIAGONAL = "block-adam", "adam"
+BLOCK, DIAGONAL = "block-adam", "paper-adam"
 EXCEPTED, BEST = "beta=8", "beta=6"
 
 

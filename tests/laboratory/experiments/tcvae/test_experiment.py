@@ -34,7 +34,10 @@ from support.run_records import write_experiment, write_run
 TINY = ("values=[1, 2, 2, 3, 3]", "width=32", "latents=3", "batch=8", "steps=11", "every=2", "mig_every=4")
 """36 images: an epoch has four minibatches, and four images that fill none."""
 
-CONTENDERS = ("sgd", "adam", "adabound", "amsbound", "ggt", "soap", "block-adam", "block-adam-clip", "block-rmsprop")
+CONTENDERS = (
+    "sgd", "paper-adam", "adam", "adabound", "amsbound", "ggt", "soap", "block-adam", "block-adam-clip",
+    "block-rmsprop",
+)  # fmt: skip
 
 
 def settings(*changes: str) -> TcvaeSettings:
@@ -221,7 +224,7 @@ def test_the_papers_scale_is_the_papers() -> None:
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
 def test_every_scale_has_settings(scale: str) -> None:
     chosen = load(get_experiment("tcvae"), scale)
-    assert {"adam", "block-adam"} <= set(chosen.optimizers)
+    assert {"paper-adam", "adam", "block-adam"} <= set(chosen.optimizers)
     assert "beta=6" in TCVAE.variants(chosen)
     assert math.prod(chosen.values) - chosen.held_out >= chosen.batch
 
@@ -295,14 +298,14 @@ HIGH, LOW, MIXED = (0.30, 0.31, 0.32), (0.10, 0.11, 0.12), (0.05, 0.2, 0.6)
 @pytest.mark.parametrize(
     ("gaps", "held"),
     [
-        ({("adam", 1): LOW, ("block-adam", 1): HIGH, ("adam", 6): LOW, ("block-adam", 6): HIGH}, True),
-        ({("adam", 1): LOW, ("block-adam", 1): HIGH, ("adam", 8): HIGH, ("block-adam", 8): LOW}, True),
-        ({("adam", 1): LOW, ("block-adam", 1): HIGH, ("adam", 6): HIGH, ("block-adam", 6): LOW}, False),
-        ({("adam", 1): LOW, ("block-adam", 1): HIGH, ("adam", 6): LOW, ("block-adam", 6): MIXED}, None),
-        ({("adam", 8): LOW, ("block-adam", 8): HIGH}, None),
-        ({("adam", 6): LOW[:1], ("block-adam", 6): HIGH[:1]}, None),
-        ({("adam", 6): LOW, ("block-adam", 6): (0.3, 0.3, math.nan)}, None),
-        ({("adam", 6): LOW, ("sgd", 6): HIGH}, None),
+        ({("paper-adam", 1): LOW, ("block-adam", 1): HIGH, ("paper-adam", 6): LOW, ("block-adam", 6): HIGH}, True),
+        ({("paper-adam", 1): LOW, ("block-adam", 1): HIGH, ("paper-adam", 8): HIGH, ("block-adam", 8): LOW}, True),
+        ({("paper-adam", 1): LOW, ("block-adam", 1): HIGH, ("paper-adam", 6): HIGH, ("block-adam", 6): LOW}, False),
+        ({("paper-adam", 1): LOW, ("block-adam", 1): HIGH, ("paper-adam", 6): LOW, ("block-adam", 6): MIXED}, None),
+        ({("paper-adam", 8): LOW, ("block-adam", 8): HIGH}, None),
+        ({("paper-adam", 6): LOW[:1], ("block-adam", 6): HIGH[:1]}, None),
+        ({("paper-adam", 6): LOW, ("block-adam", 6): (0.3, 0.3, math.nan)}, None),
+        ({("paper-adam", 6): LOW, ("sgd", 6): HIGH}, None),
     ],
 )
 def test_block_above_diagonal_is_judged_at_every_beta_but_eight(tmp_path: Path, gaps: Gaps, held: bool | None) -> None:
@@ -323,7 +326,7 @@ def test_block_above_diagonal_is_judged_at_every_beta_but_eight(tmp_path: Path, 
         ({("block-adam", 1): LOW, ("block-adam", 6): HIGH}, None),
         ({("block-adam", 1): HIGH, ("block-adam", 6): LOW}, False),
         ({("block-adam", 6): HIGH}, None),
-        ({("adam", 4): LOW, ("adam", 6): HIGH, ("adam", 10): LOW}, None),
+        ({("paper-adam", 4): LOW, ("paper-adam", 6): HIGH, ("paper-adam", 10): LOW}, None),
     ],
 )
 def test_the_best_beta_needs_others_on_both_sides(tmp_path: Path, gaps: Gaps, held: bool | None) -> None:
@@ -334,7 +337,7 @@ def test_the_best_beta_needs_others_on_both_sides(tmp_path: Path, gaps: Gaps, he
 
 def test_drawings_show_finished_runs(tmp_path: Path) -> None:
     assert TCVAE.draw is not None
-    chosen = settings("betas=[1, 6, 8]", "optimizers=['adam', 'block-adam']", "seeds=[0, 1]")
+    chosen = settings("betas=[1, 6, 8]", "optimizers=['paper-adam', 'block-adam']", "seeds=[0, 1]")
     write_experiment(tmp_path, "tcvae", "smoke", settings=plain(chosen))
     assert list(TCVAE.draw(read(tmp_path), tmp_path)) == []
     for arm in chosen.optimizers:

@@ -1,0 +1,155 @@
+"""`cifar10-cnn`: a small convolutional network on CIFAR-10, with the optimizers that people use; not in the paper.
+
+The network is small so that a run takes minutes of one core, and seeds, tuning and ablations can be afforded. Images
+are changed as for DenseNet, see `cifar.py`; the learning rate falls to a tenth after half and three quarters of the
+steps.
+
+Every setting can be varied: `variants` lists changes, and each is run and tuned by itself. So one command runs an
+ablation, and weight decay is tuned with the learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from blockadapt.validation import require_integer
+from blockadapt_experiments.claims.claim import Claim, Verdict
+from blockadapt_experiments.claims.contests import Part, at_equal_time, finals, rivals, verdict
+from blockadapt_experiments.claims.verdicts import difference, is_below_zero, mean_words
+from blockadapt_experiments.core.config import varied
+from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.core.settings import SweepSettings
+from blockadapt_experiments.drawing.bars import Panel, draw_bars
+from blockadapt_experiments.experiments.cifar import DATA, METRICS, Cifar, ImageSettings, make_run
+from blockadapt_experiments.models.cnn import small_cnn
+from blockadapt_experiments.results.intervals import interval
+from blockadapt_experiments.results.measurements import RunKey
+from blockadapt_experiments.results.summary import Summary
+
+CIFAR_10 = DATA["cifar10-densenet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CnnSettings(ImageSettings, SweepSettings):
+    """Settings of the experiment.
+
+    Attributes:
+        width: Channels of the first convolution; the others have twice as many.
+    """
+
+    width: int = 32
+
+    def __post_init__(self) -> None:
+        ImageSettings.__post_init__(self)
+        SweepSettings.__post_init__(self)
+        require_integer("settings", "width", self.width, least=1)
+
+
+def make_model(settings: CnnSettings) -> nn.Sequential:
+    """The network."""
+    return small_cnn(settings.width, CIFAR_10.classes)
+
+
+def make_task(settings: CnnSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> Cifar:
+    """The run of a variant."""
+    settings = varied(settings, key.variant)
+    return make_run(CIFAR_10, partial(make_model, settings), settings, key, lr, data_dir, tuning)
+
+
+# Claims, ours ---------------------------------------------------------------------------------------------------------
+
+BLOCK, CLIPPED = "block-adam", "block-adam-clip"
+
+
+def _against(summary: Summary, ours: str, others: Sequence[str]) -> Verdict:
+    """Whether one method ends with a lower test error than each of these."""
+    parts = []
+    for other in rivals(summary, ours, others):
+        points = difference(*(finals(summary, arm, "test_error") for arm in (ours, other)))
+        parts.append(Part(is_below_zero(points), f"{mean_words(points)} points against {summary.label(other)}"))
+    return verdict(parts, f"Test error of {summary.label(ours)}: ")
+
+
+def judge_blocks(summary: Summary) -> Verdict:
+    """Whether blocks end lower than diagonals."""
+    return _against(summary, BLOCK, ("adam", "adamw", "paper-adam"))
+
+
+def judge_others(summary: Summary) -> Verdict:
+    """Whether blocks end lower than what else people use."""
+    return _against(summary, BLOCK, ("sgd", "adabound", "soap", "muon"))
+
+
+def judge_clipping(summary: Summary) -> Verdict:
+    """Whether clipping ends lower than both of what it lies between."""
+    return _against(summary, CLIPPED, ("sgd", BLOCK))
+
+
+def judge_equal_time(summary: Summary) -> Verdict:
+    """Whether blocks are lower than the others when the faster of the two is done."""
+    parts = []
+    for other in rivals(summary, BLOCK):
+        then = at_equal_time(summary, BLOCK, other, "test_error")
+        points = difference(then.first, then.second)
+        shares = " and ".join(f"{share:.0%}" for share in then.shares)
+        words = f"{mean_words(points)} points against {summary.label(other)} ({shares} of the epochs done)"
+        parts.append(Part(is_below_zero(points), words))
+    return verdict(parts, f"Test error of {summary.label(BLOCK)}: ")
+
+
+CLAIMS = (
+    Claim("Ours: Block-Adam ends with a lower test error than Adam and AdamW.", judge_blocks),
+    Claim("Ours: and with a lower one than SGD, AdaBound, SOAP and Muon.", judge_others),
+    Claim("Ours: clipped, it ends lower than SGD and than without clipping.", judge_clipping),
+    Claim("Ours: Block-Adam has the lower test error when the faster of two is done.", judge_equal_time),
+)
+
+
+# Ablations ------------------------------------------------------------------------------------------------------------
+
+
+def variant_panels(summary: Summary) -> list[Panel]:
+    """For each optimizer, what every variant ends with, and its paired difference from the first."""
+    panels = []
+    for arm in summary.arms:
+        ends = {variant: finals(summary, arm, "test_error", variant) for variant in summary.variants}
+        bars = {}
+        for variant, values in ends.items():
+            if values:
+                apart = difference(values, ends[summary.variants[0]])
+                beside = "" if variant == summary.variants[0] or not apart.size else f" ({mean_words(apart)})"
+                bars[f"{variant or 'as set'}{beside}"] = interval(list(values.values()))
+        if bars:
+            panels.append(Panel(f"{summary.label(arm)}, {len(summary.seeds)} seeds", bars))
+    return panels
+
+
+def draw(summary: Summary, directory: Path) -> Sequence[Path]:
+    """The variants side by side, where there are several."""
+    panels = variant_panels(summary) if len(summary.variants) > 1 else []
+    title = f"Test error by variant, {summary.scale} scale; in brackets, paired over seeds, minus the first"
+    path = directory / f"{summary.experiment.name}-variants.png"
+    return [draw_bars(title, "test error (%)", panels, path)] if panels else []
+
+
+EXPERIMENTS = (
+    Experiment(
+        name="cifar10-cnn",
+        title="A small convolutional network on CIFAR-10: what people use",
+        section="not in the paper",
+        config=CnnSettings,
+        axis="epoch",
+        metrics=METRICS,
+        variants=lambda settings: settings.variants,
+        task=make_task,
+        model=make_model,
+        claims=CLAIMS,
+        objective="validation_accuracy",
+        draw=draw,
+    ),
+)
