@@ -28,16 +28,19 @@ Options = dict[str, Any]
 
 
 class Wide(nn.Module):
-    """Where `rows` is 24, shards on 1, 2 and 3 ranks begin where blocks of 4 begin. `scale` lies on one rank only."""
+    """Where `rows` is 24, shards on 1, 2 and 3 ranks begin where blocks of 4 begin.
+
+    `scale` and `shift` have one grain each, which the first and the second rank get where blocks are shared out.
+    """
 
     def __init__(self, rows: int = 24) -> None:
         super().__init__()
         self.first = nn.Linear(10, rows)
         self.second = nn.Linear(rows, rows)
-        self.scale = nn.Parameter(torch.ones(1, rows))
+        self.scale, self.shift = nn.Parameter(torch.ones(1, rows)), nn.Parameter(torch.ones(1, rows))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.tanh(self.first(x))) * self.scale
+        return self.second(torch.tanh(self.first(x))) * self.scale + self.shift
 
 
 def built(kind: str, options: Options, rows: int = 24, seed: int = 5, **how: Any) -> tuple[nn.Module, BlockAdam]:
@@ -314,6 +317,22 @@ def _resumed(saved: str, kind: str, options: Options, steps: range, folder: str,
     set_state_dict(net, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"], options=how)
     train(net, optimizer, steps)
     return whole(net.parameters())
+
+
+def torn_and_saved(plain: dict[str, Any], folder: str) -> tuple[bool, str]:
+    """Whether shards that cut blocks are resumed exactly; what they say to a state whose blocks are whole."""
+    warnings.simplefilter("ignore")
+    nets = [built("fsdp", {"block_size": 4, "refresh_every": 3}, rows=9, seed=seed) for seed in (5, 99)]
+    train(*nets[0], range(6))
+    dcp.save({"model": (states := get_state_dict(*nets[0]))[0], "optimizer": states[1]}, checkpoint_id=folder)
+    model_state, state = get_state_dict(*nets[1])
+    loaded = {"model": model_state, "optimizer": state}
+    dcp.load(loaded, checkpoint_id=folder)
+    set_state_dict(*nets[1], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+    for net, optimizer in nets:
+        train(net, optimizer, range(6, 9))
+    params = [param_bits(whole(net.parameters())) for net, _ in nets]
+    return params[0] == params[1], message(lambda: nets[0][1].load_state_dict(plain))
 
 
 def for_each(errand: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
