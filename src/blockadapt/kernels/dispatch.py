@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from blockadapt.spectrum import SpectralFunction
 from blockadapt.validation import refusal, require
 
 BACKENDS: Mapping[str, tuple[Callable[[], Kernel], ...]] = {
-    "auto": (NumbaKernel, TritonKernel, EighKernel),
+    "auto": (NumbaKernel, partial(TritonKernel, gpus_only=True), EighKernel),
     "eigh": (EighKernel,),
     "numba": (NumbaKernel, EighKernel),
     "triton": (TritonKernel, EighKernel),

@@ -240,7 +240,7 @@ def test_a_variant_changes_what_it_names_and_nothing_else() -> None:
         ("lr.adam=1", "variant: `lr` must be the same for all variants, got lr.adam=1."),
         ("optimizer.blok=1", "variant: there is no setting `optimizer.blok`; the nearest is `optimizer.block_size`."),
         ("epochs", "variant: `set` must be key=value, got 'epochs'."),
-        ("epochs=0", "training: `epochs` must be an integer >= 1, got 0."),
+        ("epochs=0", "training: `epochs` must be an integer in [1, 1000000], got 0."),
     ],
 )  # fmt: skip
 def test_a_variant_that_cannot_be_gets_one_sentence(variant: str, sentence: str) -> None:

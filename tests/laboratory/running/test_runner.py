@@ -67,8 +67,8 @@ def test_records_are_complete(tmp_path: Path) -> None:
     assert result["numbers"] == {
         "parameters": 266_610,
         "steps": 6,
-        "state_bytes": 4 * (266_610 + 26_661 * 55) + 6 * (8 + 4 * 8),
-        "final_state_bytes": 4 * (266_610 + 26_661 * 55) + 6 * (8 + 4 * 8),
+        "state_bytes": 4 * (266_610 + 26_661 * 55) + 6 * (8 + 5 * 8),
+        "final_state_bytes": 4 * (266_610 + 26_661 * 55) + 6 * (8 + 5 * 8),
         "diverged": 0,
     }
     assert 0 < result["seconds"] < 60

@@ -256,6 +256,9 @@ def resident_bytes() -> int:
 @each_backend
 def test_closing_gives_the_memory_of_the_matrices_back(backend: str) -> None:
     """V alone is 51 MB: glibc gives every piece of more than 32 MB back to the system at once."""
+    run(
+        BlockAdam([nn.Parameter(torch.zeros(60))], clip=CLOSING, backend=backend), range(1, STEPS_TO_CLOSE + 2)
+    )  # load all
     weight = nn.Parameter(torch.zeros(1000, 500))
     optimizer = BlockAdam([weight], clip=CLOSING, block_size=50, backend=backend)
     run(optimizer, range(1, STEPS_TO_CLOSE))

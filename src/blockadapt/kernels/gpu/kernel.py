@@ -25,32 +25,39 @@ _STILL = Coefficients(
 
 
 class TritonKernel(Kernel):
-    """Blocks of up to 64 on GPUs, float32 and float64; on the CPU under Triton's interpreter (`TRITON_INTERPRET=1`)."""
+    """Blocks of up to 64 on GPUs, float32 and float64; on the CPU under Triton's interpreter (`TRITON_INTERPRET=1`).
+
+    Args:
+        gpus_only: Leave the CPU to other kernels even there: the interpreter proves, and is slow.
+    """
 
     name = "triton"
 
-    def __init__(self) -> None:
-        self._orders: dict[tuple[object, ...], Any] = {}
+    def __init__(self, gpus_only: bool = False) -> None:
+        self._gpus_only = gpus_only
+        self._work_lists: dict[tuple[object, ...], Any] = {}
 
     def takes(self, batch: Batch) -> bool:
         """Blocks of up to 64 under the paper's spectral function, on a device that Triton can launch on."""
+        if self._gpus_only and batch.device.type == "cpu":
+            return False
         small = batch.n <= MAX_BLOCK and batch.dtype in (torch.float32, torch.float64)
         work = _work() if small and type(batch.function) is InverseRoot else None
         return work is not None and work.launches_on(batch.device)
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> Change:
         """See `Kernel.prepare`."""
-        launches: Change = _work().Launches([self._order(batch, a).ready(a) for a in _work().alike(segments)])
+        launches: Change = _work().Launches([self._work_list(batch, a).ready(a) for a in _work().alike(segments)])
         return launches
 
-    def _order(self, batch: Batch, segments: Sequence[Segment]) -> Any:
-        """The order that moves these segments; the one of an earlier step if they lie where they lay."""
+    def _work_list(self, batch: Batch, segments: Sequence[Segment]) -> Any:
+        """The work list of these segments; the one of an earlier step if they lie where they lay."""
         places = [segment.place for segment in segments]
         key = batch, places[0].keeps, segments[0].refresh
-        order = self._orders.get(key)
-        if order is None or not order.fits(places):
-            order = self._orders[key] = _work().Order(batch, places, segments[0].refresh)
-        return order
+        work_list = self._work_lists.get(key)
+        if work_list is None or not work_list.fits(places):
+            work_list = self._work_lists[key] = _work().WorkList(batch, places, segments[0].refresh)
+        return work_list
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See `Kernel.decompose`: a refresh of a kept basis, in a step that changes no V and moves nothing."""

@@ -84,7 +84,7 @@ class Launches:
                     launch.run()
 
 
-class Order:
+class WorkList:
     """The step of blocks that are alike: all of it that stays from step to step.
 
     It holds the places weakly, so that their memory is free as soon as nobody else wants it.

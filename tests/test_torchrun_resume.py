@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "torchrun_resume.py"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "torchrun_resume.py"
 
 
 def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
