@@ -79,7 +79,7 @@ class IndexGroups:
         return {n: len(table) for n, table in self.tables.items()}
 
     @property
-    def segments(self) -> list[tuple[int, int]]:
+    def parts(self) -> list[tuple[int, int]]:
         """Size and number of the blocks that go to a kernel together: all of one size."""
         return list(self.sizes.items())
 
@@ -210,7 +210,7 @@ class Partition:
         return {self.n: self.num_blocks}
 
     @cached_property
-    def segments(self) -> list[tuple[int, int]]:
+    def parts(self) -> list[tuple[int, int]]:
         """Size and number of the blocks in each of the `views`."""
         full, short = divmod(self.extent, self.n)
         return [(self.n, self.lines * runs) for runs in ((full, 1) if short else (full,))]

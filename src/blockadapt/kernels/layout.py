@@ -15,13 +15,13 @@ TILE = 32
 """Blocks in a tile. For float32 that is two AVX-512 registers a number, enough to hide the latency of one by the other;
 16 and 64 were slower."""
 
-MAX_BLOCK = 64
+MAX_TILED = 64
 """Blocks up to this size are moved in tiles. Larger ones go through `eigh`, which LAPACK then does well."""
 
 
 def tiled_shape(n: int, num_blocks: int, width: int) -> tuple[int, int, int]:
     """Of a tensor with so many numbers for each block of n. Large blocks have tiles of one: padding would be dear."""
-    size = TILE if n <= MAX_BLOCK else 1
+    size = TILE if n <= MAX_TILED else 1
     return -(-num_blocks // size), width, size
 
 

@@ -52,16 +52,16 @@ def steps_taken(state: Mapping[str, Any]) -> int:
 # Shapes ------------------------------------------------------------------------------------------------------------
 
 
-def _segment_shapes(name: str, cut: Cut, tiled: bool) -> list[Shape]:
+def _part_shapes(name: str, cut: Cut, tiled: bool) -> list[Shape]:
     width = WIDTHS[name]
     if tiled and name in _TILED:
-        return [tiled_shape(n, count, width(n)) for n, count in cut.segments]
-    return [(count, width(n)) for n, count in cut.segments]
+        return [tiled_shape(n, count, width(n)) for n, count in cut.parts]
+    return [(count, width(n)) for n, count in cut.parts]
 
 
 def state_shape(name: str, cut: Cut, tiled: bool = True) -> Shape:
     """The shape of a state tensor for all blocks of a cut: in memory, or, if not `tiled`, by block."""
-    shapes = _segment_shapes(name, cut, tiled)
+    shapes = _part_shapes(name, cut, tiled)
     if len(cut.sizes) == 1:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
     return (sum(map(math.prod, shapes)),)
@@ -134,27 +134,27 @@ def require_same_cut(owner: str, whose: str, fingerprint: Tensor, cut: Cut) -> N
 
 
 def state_parts(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
-    """Views of a state tensor as a `Place` wants them, one for each segment."""
+    """Views of a state tensor as a `Place` wants them, one for each part of the cut."""
     if isinstance(cut, Partition) and name not in _TILED:
         return cut.state_views(state)
-    shapes = _segment_shapes(name, cut, tiled=True)
+    shapes = _part_shapes(name, cut, tiled=True)
     pieces = state.view(-1).split([math.prod(shape) for shape in shapes])
     parts = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
     return parts if name in _TILED else [part.unsqueeze(1) for part in parts]
 
 
-def segment_states(cut: Cut, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each segment what its blocks keep, by name; None for what this state does not hold."""
+def part_states(cut: Cut, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For each part of a cut what its blocks keep, by name; None for what this state does not hold."""
     parts = {name: state_parts(name, cut, state[name]) if name in state else None for name in WIDTHS}
-    return [{name: views[i] if views else None for name, views in parts.items()} for i in range(len(cut.segments))]
+    return [{name: views[i] if views else None for name, views in parts.items()} for i in range(len(cut.parts))]
 
 
 def state_rows(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
-    """A state tensor by block, [num_blocks, width] for each segment; a copy where it lies otherwise."""
+    """A state tensor by block, [num_blocks, width] for each part; a copy where it lies otherwise."""
     parts = state_parts(name, cut, state)
     if name not in _TILED:
         return [part.flatten(0, 1) for part in parts]
-    return [by_block(part, count) for part, (_, count) in zip(parts, cut.segments, strict=True)]
+    return [by_block(part, count) for part, (_, count) in zip(parts, cut.parts, strict=True)]
 
 
 # Files -------------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def from_blocks(name: str, cut: Cut, saved: Tensor) -> Tensor:
     tiles = saved.new_zeros(state_shape(name, cut))
     rows: Sequence[Tensor]
     if len(cut.sizes) != 1:
-        shapes = _segment_shapes(name, cut, tiled=False)
+        shapes = _part_shapes(name, cut, tiled=False)
         pieces = saved.view(-1).split([math.prod(shape) for shape in shapes])
         rows = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
     else:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blockadapt.kernels import Batch, Change, Coefficients, Dispatcher, Place, Segment
 from blockadapt.moments import statistics_dtype
-from blockadapt.optimizers.storage import State, segment_states
+from blockadapt.optimizers.storage import State, part_states
 from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import IndexGroups, Partition
 from blockadapt.spectrum import SpectralFunction
@@ -20,7 +20,7 @@ Scaled = tuple[Tensor, Tensor, Tensor | None]
 
 
 def places_of(cut: Partition, x: Tensor, state: State, function: SpectralFunction) -> list[Place] | None:
-    """Where the blocks of a parameter lie, a place for each segment; None if its strides do not allow views."""
+    """Where the blocks of a parameter lie, a place for each part of the cut; None if its strides do not allow views."""
     coordinates = cut.views(x)
     if coordinates is None:
         return None
@@ -29,7 +29,7 @@ def places_of(cut: Partition, x: Tensor, state: State, function: SpectralFunctio
     start = x.storage_offset()
     return [
         Place(cut.n, part, m[i] if m else None, **kept, function=function, offset=int(part.storage_offset() - start))
-        for i, (part, kept) in enumerate(zip(coordinates, segment_states(cut, state), strict=True))
+        for i, (part, kept) in enumerate(zip(coordinates, part_states(cut, state), strict=True))
     ]
 
 
@@ -100,7 +100,7 @@ class Update:
         averages = [state["exp_avg"].view(-1) for state in states if "exp_avg" in state]
         m = torch.cat(averages) if averages else None
         moved: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        for (n, table), kept in zip(groups.tables.items(), segment_states(groups, states[0]), strict=True):
+        for (n, table), kept in zip(groups.tables.items(), part_states(groups, states[0]), strict=True):
             index = table.to(device).unsqueeze(1)
             place = Place(n, x[index], m[index] if m is not None else None, **kept, function=self.function)
             self.add(place, g[index], refresh, coefficients)

@@ -17,7 +17,7 @@ from blockadapt.kernels import Batch, Descent, Kernel, Place, Segment
 from blockadapt.kernels import eigh as eigh_module
 from blockadapt.kernels.cpu.kernel import NumbaKernel
 from blockadapt.kernels.eigh import EighKernel
-from blockadapt.kernels.layout import MAX_BLOCK
+from blockadapt.kernels.layout import MAX_TILED
 from blockadapt.moments import SecondMoment, unpack
 from blockadapt.spectrum import INVERSE_ROOT, UNBOUNDED, Spectrum
 from support.blocks import (
@@ -511,9 +511,9 @@ def test_entries_far_below_the_largest_still_count(dtype: torch.dtype) -> None:
     torch.testing.assert_close(-after.x[:, 0], expected.expand(3, 3))
 
 
-@pytest.mark.parametrize(("n", "taken"), [(1, True), (MAX_BLOCK, True), (MAX_BLOCK + 1, False)])
+@pytest.mark.parametrize(("n", "taken"), [(1, True), (MAX_TILED, True), (MAX_TILED + 1, False)])
 def test_blocks_of_up_to_64_are_taken(n: int, taken: bool) -> None:
-    assert MAX_BLOCK == 64
+    assert MAX_TILED == 64
     assert NumbaKernel().takes(Batch(n, torch.float32, torch.device("cpu"), INVERSE_ROOT)) == taken
 
 
@@ -522,13 +522,13 @@ def test_blocks_of_up_to_64_are_taken(n: int, taken: bool) -> None:
 
 @each_dtype
 def test_large_blocks_go_through_eigh_beside_small_ones(dtype: torch.dtype) -> None:
-    segments = [training(n, 3, dtype) for n in (3, MAX_BLOCK, MAX_BLOCK + 1, 80)]
+    segments = [training(n, 3, dtype) for n in (3, MAX_TILED, MAX_TILED + 1, 80)]
     ours = stepped(NumbaKernel(), segments)
     theirs = stepped(EighKernel(), segments)
     exact = stepped(EighKernel(), segments, torch.float64)
     for a, b, c in zip(ours, theirs, exact, strict=True):
         assert_close(a, c, close_enough(a.n, dtype))
-        assert (bits(a) == bits(b)) == (a.n > MAX_BLOCK)
+        assert (bits(a) == bits(b)) == (a.n > MAX_TILED)
 
 
 @pytest.mark.parametrize("kernel", [NumbaKernel, EighKernel])

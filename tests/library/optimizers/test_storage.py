@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blockadapt.kernels.layout import MAX_BLOCK, TILE, by_block, tiled_shape, write_by_block_
+from blockadapt.kernels.layout import MAX_TILED, TILE, by_block, tiled_shape, write_by_block_
 from blockadapt.optimizers.storage import WIDTHS, state_parts, state_rows, state_shape
 from blockadapt.partition import IndexGroups, Partition, partition
 
@@ -26,7 +26,7 @@ each_name = pytest.mark.parametrize("name", WIDTHS)
 
 
 @pytest.mark.parametrize("num_blocks", [1, TILE - 1, TILE, TILE + 1, 100])
-@pytest.mark.parametrize("n", [1, 3, MAX_BLOCK, MAX_BLOCK + 1])
+@pytest.mark.parametrize("n", [1, 3, MAX_TILED, MAX_TILED + 1])
 def test_what_is_written_into_tiles_is_read_out_of_them(n: int, num_blocks: int) -> None:
     rows = torch.randn(num_blocks, 5)
     tiles = torch.full(tiled_shape(n, num_blocks, 5), torch.nan)
@@ -36,11 +36,11 @@ def test_what_is_written_into_tiles_is_read_out_of_them(n: int, num_blocks: int)
     assert tiles[block // tiles.shape[2], :, block % tiles.shape[2]].equal(rows[block])
 
 
-@pytest.mark.parametrize("n", [1, MAX_BLOCK, MAX_BLOCK + 1, 4096])
+@pytest.mark.parametrize("n", [1, MAX_TILED, MAX_TILED + 1, 4096])
 def test_tiles_have_less_than_one_tile_to_spare_and_large_blocks_have_nothing(n: int) -> None:
     for num_blocks in (1, 31, 32, 33):
         tiles, _, size = tiled_shape(n, num_blocks, 1)
-        assert 0 <= tiles * size - num_blocks < (TILE if n <= MAX_BLOCK else 1)
+        assert 0 <= tiles * size - num_blocks < (TILE if n <= MAX_TILED else 1)
 
 
 @each_name
@@ -59,7 +59,7 @@ def test_parts_share_out_the_whole_tensor(cut: Partition | IndexGroups, name: st
 def test_rows_have_each_block_once_and_follow_the_segments(cut: Partition | IndexGroups, name: str) -> None:
     state = torch.arange(float(torch.Size(state_shape(name, cut)).numel())).view(state_shape(name, cut))
     rows = state_rows(name, cut, state)
-    assert [tuple(row.shape) for row in rows] == [(count, WIDTHS[name](n)) for n, count in cut.segments]
+    assert [tuple(row.shape) for row in rows] == [(count, WIDTHS[name](n)) for n, count in cut.parts]
     numbers = torch.cat([row.flatten() for row in rows] or [state])
     assert len(numbers.unique()) == len(numbers)
 
@@ -67,9 +67,9 @@ def test_rows_have_each_block_once_and_follow_the_segments(cut: Partition | Inde
 @each_cut
 def test_segments_count_the_blocks_of_each_view(cut: Partition | IndexGroups) -> None:
     totals: dict[int, int] = {}
-    for n, count in cut.segments:
+    for n, count in cut.parts:
         totals[n] = totals.get(n, 0) + count
     assert totals == cut.sizes
     if isinstance(cut, Partition):
         views = cut.views(torch.empty(*cut.rows, cut.columns))
-        assert [view.shape[0] * view.shape[1] for view in views or ()] == [count for _, count in cut.segments]
+        assert [view.shape[0] * view.shape[1] for view in views or ()] == [count for _, count in cut.parts]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Coefficients, Descent, Kernel, Place, Segment
-from blockadapt.kernels.layout import MAX_BLOCK, by_block, tiled_shape
+from blockadapt.kernels.layout import MAX_TILED, by_block, tiled_shape
 from blockadapt.moments import FirstMoment, SecondMoment
 from blockadapt.spectrum import INVERSE_ROOT, InverseRoot, Spectrum
 
@@ -27,7 +27,7 @@ class NumbaKernel(Kernel):
 
     def takes(self, batch: Batch) -> bool:
         """Blocks of up to 64 whose spectral function has a form for lanes, where Numba can be imported."""
-        small = batch.n <= MAX_BLOCK and batch.device.type == "cpu" and batch.dtype in (torch.float32, torch.float64)
+        small = batch.n <= MAX_TILED and batch.device.type == "cpu" and batch.dtype in (torch.float32, torch.float64)
         return small and _has_lanes_form(batch) and _work() is not None
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> NumbaChange:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from blockadapt.kernels.contract import Batch, Place
-from blockadapt.kernels.layout import MAX_BLOCK, tiled_shape
+from blockadapt.kernels.layout import MAX_TILED, tiled_shape
 from blockadapt.moments import packed_length
 from blockadapt.validation import Described, require
 
@@ -27,7 +27,7 @@ def check_place(place: Place, batch: Batch) -> None:
         ValueError: One of them is not as `Place` says, in plain memory of the CPU.
     """
     n, x, major_minor = batch.n, place.x, tuple(place.x.shape[:2])
-    require(1 <= n <= MAX_BLOCK, OWNER, "n", f"in [1, {MAX_BLOCK}]", n)
+    require(1 <= n <= MAX_TILED, OWNER, "n", f"in [1, {MAX_TILED}]", n)
     require(place.n == n, OWNER, "n", f"{n} in all places of the batch", place.n)
     fits = x.dim() == 3 and 1 <= x.shape[2] <= n
     require(fits, OWNER, "x", f"of shape [major, minor, k] with 1 <= k <= {n}", tuple(x.shape))

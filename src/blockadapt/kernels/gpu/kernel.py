@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Change, Coefficients, Descent, Kernel, Place, Segment
-from blockadapt.kernels.layout import MAX_BLOCK, by_block, tiled_shape
+from blockadapt.kernels.layout import MAX_TILED, by_block, tiled_shape
 from blockadapt.moments import FirstMoment, SecondMoment
 from blockadapt.spectrum import InverseRoot, Spectrum
 
@@ -41,7 +41,7 @@ class TritonKernel(Kernel):
         """Blocks of up to 64 under the paper's spectral function, on a device that Triton can launch on."""
         if self._gpus_only and batch.device.type == "cpu":
             return False
-        small = batch.n <= MAX_BLOCK and batch.dtype in (torch.float32, torch.float64)
+        small = batch.n <= MAX_TILED and batch.dtype in (torch.float32, torch.float64)
         work = _work() if small and type(batch.function) is InverseRoot else None
         return work is not None and work.launches_on(batch.device)
 
