@@ -58,9 +58,9 @@ def launches_of(path: str, n: int, dtype: torch.dtype, target: GPUTarget) -> lis
     registers, work.registers = work.registers, lambda device: of_nvidia if target.backend == "cuda" else {}
     case = PATHS[path](training(n, 40, dtype))
     place = case.segment().place
-    order = work.Order(place.batch, [place], case.refresh)
+    work_list = work.WorkList(place.batch, [place], case.refresh)
     try:
-        return order._launches(torch.zeros(1, dtype=torch.int64))
+        return work_list._launches(torch.zeros(1, dtype=torch.int64))
     finally:
         work.registers = registers
 
