@@ -10,18 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batch, Change, Coefficients, Descent, Kernel, Place, Segment
-from blockadapt.kernels.layout import MAX_TILED, by_block, tiled_shape
-from blockadapt.moments import FirstMoment, SecondMoment
-from blockadapt.spectrum import InverseRoot, Spectrum
-
-_STILL = Coefficients(
-    descent=Descent(sign=1.0, coupled=0.0, shrink=1.0),
-    first=FirstMoment(beta=0.0, correction=1.0),
-    second=SecondMoment(decay=1.0, weight=0.0, correction=1.0),
-    spectrum=Spectrum(lr=0.0, correction=1.0, damping=1.0),
-)
-"""Changes no V and moves nothing."""
+from blockadapt.kernels.contract import Batch, Change, Kernel, Segment
+from blockadapt.kernels.layout import MAX_TILED
+from blockadapt.kernels.refresh import decomposed
+from blockadapt.spectrum import InverseRoot
 
 
 class TritonKernel(Kernel):
@@ -60,14 +52,8 @@ class TritonKernel(Kernel):
         return work_list
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """See `Kernel.decompose`: a refresh of a kept basis, in a step that changes no V and moves nothing."""
-        num_blocks, still = packed.shape[0], packed.new_zeros(packed.shape[0], 1, n)
-        basis = packed.new_empty(tiled_shape(n, num_blocks, n * n))
-        eigenvalues = packed.new_empty(tiled_shape(n, num_blocks, n))
-        place = Place(n, still.clone(), None, packed.clone().unsqueeze(1), None, basis, eigenvalues)
-        if num_blocks:
-            TritonKernel().prepare(place.batch, [Segment(place, still, True, _STILL)]).write_()
-        return by_block(eigenvalues, num_blocks), by_block(basis, num_blocks).view(num_blocks, n, n)
+        """See `Kernel.decompose`; by a kernel of its own, so that work lists of steps stay."""
+        return decomposed(TritonKernel(), packed, n)
 
 
 @lru_cache(maxsize=1)
