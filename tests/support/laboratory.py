@@ -67,5 +67,6 @@ def outcome(out: Path) -> dict[str, bytes]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one has started (Linux)."""
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()]
+    """The processes that this one has started, from any of its threads (Linux)."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(word) for thread in threads for word in (thread / "children").read_text(encoding="utf-8").split()]

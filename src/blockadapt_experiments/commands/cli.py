@@ -100,11 +100,14 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Where data sets or texts lie; the hub if not given.")
     ] = None,
     changes: Changes = None,
-    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, at most one a core.")] = 1,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, at most one a core or a GPU.")] = 1,
+    cluster: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Do runs on the workers of this Dask scheduler, which see DIR too.")
+    ] = "",
     tune: Annotated[bool, typer.Option("--tune", help="Find learning rates first, on validation data.")] = False,
-    storage: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Database to tune through; DIR/tuning.db if not given."),
+    tune_over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=LOW:HIGH[:N]", help="Tune another setting too, such as weight_decay=1e-4:1e-2."),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's logs too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
@@ -118,34 +121,34 @@ def run(
     from blockadapt_experiments.commands.session import Session
     from blockadapt_experiments.core.config import load
     from blockadapt_experiments.experiments.registry import get_experiment
-    from blockadapt_experiments.running.environment import available_cores
-    from blockadapt_experiments.running.runner import Request, threads_for
-    from blockadapt_experiments.running.storage import without_password
+    from blockadapt_experiments.running.grids import parse_axes
+    from blockadapt_experiments.running.runner import Request, most_jobs, threads_for
 
-    words = sys.argv[1:]
-    if storage:  # the command is shown and kept, its password is not
-        words = [word.replace(storage, without_password(storage)) for word in words]
-    command = shlex.join(["blockadapt", *words])
+    command = shlex.join(["blockadapt", *sys.argv[1:]])
     out = out or Path("runs") / f"{experiment}-{scale}"
     with _one_sentence():
         settings = load(get_experiment(experiment), scale, [*(changes or ()), *_selection(seed, optimizers)])
-        if storage and not tune:
-            raise ValueError("run: `storage` must be given together with --tune.")
-        cores = available_cores()
-        if jobs > cores:
-            say(Console(), f"--jobs {jobs} is more than the cores that there are; {cores} at once.")
-            jobs = cores
-        request = Request(experiment, scale, settings, out, data_dir, threads_for(jobs), tensorboard)
-        session = Session(request, jobs, command, Console())
+        if tune_over and not tune:
+            raise ValueError("run: `tune_over` must be given together with --tune.")
+        if cluster and jobs > 1:
+            raise ValueError("run: `jobs` must be left out with --cluster, which does one run on each of its workers.")
+        if cluster:  # workers have working directories of their own
+            out, data_dir = out.absolute(), data_dir and data_dir.absolute()
+        most, what = most_jobs()
+        if jobs > most:
+            say(Console(), f"--jobs {jobs} is more than the {what} that there are; {most} at once.")
+            jobs = most
+        request = Request(experiment, scale, settings, out, data_dir, threads_for(0 if cluster else jobs), tensorboard)
+        session = Session(request, jobs, command, Console(), cluster, parse_axes(tune_over or ()))
         if dry_run:
             session.show(tune)
             return
         found = session.check(tune)
-        _require_directory("run", out)
-        data = session.begin(tune, found)
         try:
-            rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}", data) if tune else None
-            complete = session.run(rates)
+            with session.engine() as engine:
+                _require_directory("run", out)
+                session.begin(tune, found)
+                complete = session.run(engine, session.tune(engine) if tune else None)
         except KeyboardInterrupt:
             typer.echo(f"Interrupted; `{command}` goes on where this stopped.", err=True)
             raise typer.Exit(130) from None

@@ -17,16 +17,19 @@ class TuneSettings:
         trials: Learning rates that each optimizer may try.
         low: The smallest of them.
         high: The largest. The paper tunes in [1e-4, 1e2].
-        seeds: Of the runs that each trial averages over; none of them should be a seed of the experiment.
+        extensions: Points beyond the grid that each optimizer may try, where its best is at an edge.
+        seeds: Of the runs that each trial averages over; none of them may be a seed of the experiment.
     """
 
     trials: int = 13
     low: float = 1e-4
     high: float = 1e2
+    extensions: int = 4
     seeds: tuple[int, ...] = (1000,)
 
     def __post_init__(self) -> None:
         require_integer("tune", "trials", self.trials, least=2)
+        require_integer("tune", "extensions", self.extensions, least=0)
         require_number("tune", "low", self.low, above=0)
         require_number("tune", "high", self.high, above=self.low)
         _require_seeds("tune", self.seeds)

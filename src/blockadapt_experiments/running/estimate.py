@@ -83,10 +83,13 @@ def dry_run(request: Request) -> Iterator[Estimate]:
                 yield _estimate(task, arm, variant)
 
 
-def total_seconds(estimates: Sequence[Estimate], request: Request, workers: int, tune: bool) -> float:
-    """Of all runs, so many at once; with the trials of tuning if asked, which are a little shorter than runs."""
+def total_seconds(estimates: Sequence[Estimate], request: Request, workers: int, points: int) -> float:
+    """Give the time of all runs, so many at once, and of the trials at so many points of a grid if there are any.
+
+    Trials are a little shorter than runs; those beyond the grid are not counted.
+    """
     settings = request.settings
-    repeats = len(settings.seeds) + (settings.tune.trials * len(settings.tune.seeds) if tune else 0)
+    repeats = len(settings.seeds) + points * len(settings.tune.seeds)
     return sum(estimate.seconds for estimate in estimates) * repeats / workers
 
 

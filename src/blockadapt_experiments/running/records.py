@@ -55,12 +55,14 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Compare all but what may change: the command and the environment; and what a record of old does not have."""
+    """Compare all but what may change: the command and the environment; and what only one of them has."""
     for name in ours:
         if name in ("command", "environment") or name not in theirs:
             continue
-        key = "" if name == "settings" else name
-        different = first_difference(ours[name], theirs.get(name), key)
+        key, before = name, theirs[name]
+        if name == "settings":
+            key, before = "", {setting: value for setting, value in before.items() if setting in ours[name]}
+        different = first_difference(ours[name], before, key)
         if different:
             raise ValueError(refusal("run", different.key, f"{different.theirs!r} as in {where}", different.ours))
 
@@ -71,11 +73,13 @@ class RunRecord:
     Args:
         out: The directory of the experiment.
         key: Which run.
+        trial: What the run tries, if it is a trial of tuning. A trial keeps no arrays.
     """
 
-    def __init__(self, out: Path, key: RunKey) -> None:
-        self.key = key
-        self.folder = out / "runs" / key.arm / (key.variant or "-") / f"seed-{key.seed}"
+    def __init__(self, out: Path, key: RunKey, trial: str = "") -> None:
+        self.key, self.trial = key, trial
+        place = out / ("tuning" if trial else "runs") / key.arm / (key.variant or "-") / trial
+        self.folder = place / f"seed-{key.seed}"
         self.error = self.folder / "error.txt"
         self.metrics = self.folder / "metrics.jsonl"
         self._about = self.folder / "run.json"
@@ -104,6 +108,12 @@ class RunRecord:
         """What the run was begun with; None if it was not."""
         fields = {"environment": dict}
         return read_json(self._about, "run", fields) if self._about.exists() else None
+
+    @property
+    def held(self) -> bool:
+        """Whether another process has the run in hand."""
+        with self.locked() as ours:
+            return not ours
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
@@ -202,7 +212,7 @@ class RunRecord:
 
     def finish(self, outcome: Outcome, peak_memory_bytes: int) -> None:
         """Write what is left to say; from now on the run is finished."""
-        if outcome.arrays:
+        if outcome.arrays and not self.trial:
             with atomic(self._arrays) as file:
                 _write_arrays(file, outcome.arrays)
         seconds = sum(json.loads(line)["seconds"] for line in self._timing.read_text(encoding="utf-8").splitlines())

@@ -37,8 +37,8 @@ from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.summary import Summary
 from blockadapt_experiments.running import runner
+from blockadapt_experiments.running.jobs import Leg
 from blockadapt_experiments.running.runner import Request, run_jobs
-from blockadapt_experiments.running.workers import Leg
 from support.laboratory import outcome
 from support.run_records import rows_of, write_experiment, write_run
 from support.texts import write_text

@@ -25,9 +25,9 @@ from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.recorded_runs import read_run
 from blockadapt_experiments.results.tensorboard import Board
 from blockadapt_experiments.running import records, runner
+from blockadapt_experiments.running.jobs import Leg, Note
 from blockadapt_experiments.running.records import RunRecord
 from blockadapt_experiments.running.runner import Request, RunJob, check, run_jobs, threads_for, warm_up
-from blockadapt_experiments.running.workers import Leg, Note
 from support.images import write_images
 from support.laboratory import ENVIRONMENT, finished, outcome, request, run_command, wait_until
 
