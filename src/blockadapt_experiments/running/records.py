@@ -55,14 +55,12 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Compare all but what may change: the command and the environment; and what only one of them has."""
+    """Compare all but what may change: the command and the environment; and what a record of old does not have."""
     for name in ours:
         if name in ("command", "environment") or name not in theirs:
             continue
-        key, before = name, theirs[name]
-        if name == "settings":
-            key, before = "", {setting: value for setting, value in before.items() if setting in ours[name]}
-        different = first_difference(ours[name], before, key)
+        key = "" if name == "settings" else name
+        different = first_difference(ours[name], theirs[name], key)
         if different:
             raise ValueError(refusal("run", different.key, f"{different.theirs!r} as in {where}", different.ours))
 
@@ -135,8 +133,9 @@ class RunRecord:
         before = self.about
         if before is None:
             write_json(self._about, about)
-        else:
-            _require_same(about, before, f"what {self.key.label} was begun with")
+            return
+        settings = {name: before.get("settings", {}).get(name) for name in about["settings"]}  # of old there were more
+        _require_same(about, {**before, "settings": settings}, f"what {self.key.label} was begun with")
 
     def resume(self) -> tuple[dict[str, Any] | None, list[str]]:
         """The last checkpoint that can be trusted, all files cut back to it; None to begin at the beginning.

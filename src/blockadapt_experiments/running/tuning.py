@@ -128,7 +128,8 @@ class Search:
         if not math.isfinite(self.found[self.best]):
             told.append("Every learning rate diverged.")
         else:
-            after = f", after {self.extensions} points beyond the grid" if self.extensions else ""
+            count = f"{self.extensions} point{'s' * (self.extensions > 1)}"
+            after = f", after {count} beyond the grid" if self.extensions else ""
             for axis, edge, _ in outward(self.axes, self.found, self.best):
                 what, move = axis.name, "widen its range"
                 if what == "lr":

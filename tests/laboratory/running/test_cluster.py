@@ -193,7 +193,7 @@ def has_in_hand(worker: subprocess.Popen[str], lock: Path) -> bool:
 
 @linux
 def test_a_run_whose_worker_is_killed_ends_on_another_with_the_same_bytes(tmp_path: Path) -> None:
-    changes = ("optimizers=['adam']", "epochs=120")
+    changes = ("optimizers=['adam']", "epochs=60")
     for job in run_jobs(request(tmp_path / "undisturbed", *changes), {}):
         job(lambda event: None)
     out = tmp_path / "out"
