@@ -1,4 +1,4 @@
-"""Arms from the command line to the report, and folders that grow: what is there is kept, contradictions are refused."""
+"""Arms from the command line to the report; folders that grow, keep what is there, and refuse what contradicts it."""
 
 from __future__ import annotations
 
