@@ -28,6 +28,7 @@ class Style(NamedTuple):
 STYLES: dict[str, Style] = {
     "sgd": Style(_BLACK, _SOLID),
     "full-adagrad": Style(_BLACK, _DASHED),
+    "block-adam-auto-clip": Style(_BLACK, _DOTTED),
     "adam": Style(_VERMILION, _SOLID),
     "adamw": Style(_VERMILION, _DASHED),
     "adabound": Style(_VERMILION, _DOTTED),
