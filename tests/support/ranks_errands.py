@@ -189,9 +189,9 @@ def shared_state_bytes(options: Options) -> int:
 
 def in_small_buckets(options: Options, steps: int) -> list[Tensor]:
     """Parameters after some steps in which every parameter travels by itself."""
-    from blockadapt.optimizers import ranks
+    from blockadapt.optimizers.ranks import shared_out
 
-    ranks.BUCKET_BYTES = 1
+    shared_out.BUCKET_BYTES = 1
     return trained("shared", [options], steps)[0]
 
 
