@@ -11,7 +11,7 @@ in these rows. Nothing is written before all processes have agreed that all of t
 
 from blockadapt.optimizers.ranks.contract import Ranks, Verdict
 from blockadapt.optimizers.ranks.own_shards import OwnShards
-from blockadapt.optimizers.ranks.rows import are_sharded, is_sharded, local, require_placements
+from blockadapt.optimizers.ranks.rows import are_sharded, is_flattened, is_sharded, local, require_placements
 from blockadapt.optimizers.ranks.shared_out import SharedOut, shares
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "SharedOut",
     "Verdict",
     "are_sharded",
+    "is_flattened",
     "is_sharded",
     "local",
     "require_placements",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from blockadapt.optimizers.ranks.contract import Verdict, agreed
-from blockadapt.optimizers.ranks.rows import Rows, RowShare, is_sharded, local
+from blockadapt.optimizers.ranks.rows import RowShare, chunk_borders, is_sharded, local
 from blockadapt.optimizers.unit import Unit, describe
 from blockadapt.partition import Partition
 
@@ -40,7 +41,7 @@ class OwnShards:
             self._groups.update({mesh.get_group(dim): local(param).device for dim in range(mesh.ndim)})
             dim = next((dim for dim, place in enumerate(param.placements) if not place.is_replicate()), None)
             if dim is None:
-                unit.share = RowShare(None)
+                unit.share = RowShare()
             else:
                 self._cut(unit, mesh.size(dim), mesh.get_local_rank(dim), mesh)
 
@@ -48,15 +49,14 @@ class OwnShards:
         """Give a unit the rows of this rank, and the blocks in them."""
         whole, param = unit.cut, unit.owner
         assert isinstance(whole, Partition)
-        pieces = [_chunk(whole.length, size, other) for other in range(size)]
-        is_torn = whole.num_blocks > 0 and any(whole.border(first) is None for first, _ in pieces)
+        borders = chunk_borders(whole.length, size)
+        is_torn = whole.num_blocks > 0 and any(whole.border(first) is None for first in borders)
         if is_torn:
             self._torn[describe(unit.group, unit.index, unit.position)] = None
-        cuts = [whole.between(*piece, shards=size if is_torn else 0) for piece in pieces]
-        counts = [cut.num_blocks for cut in cuts]
+        cuts = [whole.between(*rows, shards=size if is_torn else 0) for rows in pairwise(borders)]
         unit.cut = cuts[rank]
-        blocks = sum(counts[:rank]), sum(counts)
-        unit.share = RowShare(pieces[rank], whole.length, blocks, mesh, param.placements)  # type: ignore[attr-defined]
+        blocks = [*accumulate((cut.num_blocks for cut in cuts), initial=0)]
+        unit.share = RowShare(rank, borders, blocks, mesh, param.placements)  # type: ignore[attr-defined]
 
     def warn(self) -> None:
         """Say once which parameters have blocks that are cut otherwise than in one process."""
@@ -87,9 +87,3 @@ class OwnShards:
 
     def require_whole(self) -> None:
         """Do nothing: a step is done here when it is written."""
-
-
-def _chunk(length: int, ranks: int, rank: int) -> Rows:
-    """Return the rows that torch.chunk gives to a rank."""
-    size = -(-length // ranks)
-    return min(length, rank * size), min(length, (rank + 1) * size)

@@ -33,6 +33,11 @@ def local(tensor: Any) -> Tensor:
     return here
 
 
+def is_flattened(param: Tensor) -> bool:
+    """Return whether torch's older FullyShardedDataParallel has made it one piece of a flat parameter."""
+    return getattr(param, "_fsdp_flattened", False) is True
+
+
 def require_placements(owner: str, param: Any) -> None:
     """Raise unless a DTensor is replicated, or sharded along its first axis over one axis of its mesh."""
     from torch.distributed.tensor import Shard
@@ -48,22 +53,25 @@ class RowShare:
     """Rows [first, last) of a parameter, and the blocks in them.
 
     Attributes:
-        rows: The rows; None if every process has all of them.
-        length: How many rows all processes have together.
-        blocks: How many blocks processes before this one have, and how many all have.
+        rank: This process, by its place among those that share the parameter.
+        row_borders: The first row of each process and, at the end, the number of rows. Empty if each has all of them.
+        block_borders: The same for the blocks.
         mesh: The processes.
         placements: How a DTensor of such rows lies on the mesh.
-        borders: The first row of each process and, at the end, `length`. Empty where torch.chunk made the rows.
         slabs: Where the rows are moved, if not in the parameter itself.
     """
 
-    rows: Rows | None
-    length: int = 0
-    blocks: Rows = (0, 0)
+    rank: int = 0
+    row_borders: Sequence[int] = ()
+    block_borders: Sequence[int] = ()
     mesh: Any = None
     placements: Sequence[Any] = ()
-    borders: Sequence[int] = ()
     slabs: dict[Tensor, Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Rows | None:
+        """See `Share`."""
+        return _between(self.row_borders, self.rank) if self.row_borders else None
 
     def part(self, param: Tensor) -> Tensor:
         """See `Share`."""
@@ -71,7 +79,8 @@ class RowShare:
 
     def gradient(self, grad: Tensor) -> Tensor:
         """See `Share`."""
-        return local(grad) if self.rows is None or is_sharded(grad) else grad[slice(*self.rows)]
+        rows = self.rows
+        return local(grad) if rows is None or is_sharded(grad) else grad[slice(*rows)]
 
     def spread(self, name: str, here: Tensor) -> Tensor:
         """See `Share`. The result is a DTensor with the shape of the whole.
@@ -83,12 +92,13 @@ class RowShare:
         from torch.distributed.tensor import DTensor
         from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
-        first, total = self._extent(name)
+        borders = self._borders(name)
+        total = borders[-1]
         shape = torch.Size((total, *here.shape[1:]))
         piece: Tensor = here
-        if name != "exp_avg" or self.borders:
+        if borders != chunk_borders(total, len(borders) - 1):
             # What is empty must not lie where another process's begins: a checkpoint would take it for the same.
-            begin = first if len(here) else total
+            begin = borders[self.rank] if len(here) else total
             piece = LocalShardsWrapper([here], [(begin, *[0] * (here.ndim - 1))])
         stride = torch.empty(shape, device="meta").stride()
         spread: Tensor = DTensor.from_local(
@@ -104,11 +114,20 @@ class RowShare:
             here = local(spread)
             shards: list[Tensor] = here.local_shards() if hasattr(here, "local_shards") else [here]
             return shards[0]
-        first, total = self._extent(name)
-        fits = tuple(spread.shape) == (total, *shape[1:])
-        return spread[first : first + shape[0]] if fits else spread
+        borders = self._borders(name)
+        fits = tuple(spread.shape) == (borders[-1], *shape[1:])
+        return spread[slice(*_between(borders, self.rank))] if fits else spread
 
-    def _extent(self, name: str) -> Rows:
-        """Return where this process's part of a state tensor begins, and how long that of all is."""
-        assert self.rows is not None
-        return (self.rows[0], self.length) if name == "exp_avg" else self.blocks
+    def _borders(self, name: str) -> list[int]:
+        """Return where each process's part of a state tensor begins, and how long that of all is."""
+        return [*(self.row_borders if name == "exp_avg" else self.block_borders)]
+
+
+def chunk_borders(length: int, ranks: int) -> list[int]:
+    """Return the first row that torch.chunk gives to each rank and, at the end, the number of rows."""
+    size = -(-length // ranks)
+    return [min(length, rank * size) for rank in range(ranks)] + [length]
+
+
+def _between(borders: Sequence[int], rank: int) -> Rows:
+    return borders[rank], borders[rank + 1]

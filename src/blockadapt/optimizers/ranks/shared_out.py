@@ -108,16 +108,15 @@ class SharedOut:
 
         for unit, borders in zip(units, shares(units, self._size), strict=True):
             if borders is None:
-                unit.share = RowShare(None)
+                unit.share = RowShare()
                 continue
-            whole, (first, last) = unit.cut, borders[self._rank : self._rank + 2]
+            whole = unit.cut
             assert isinstance(whole, Partition)
-            unit.cut = whole.between(first, last)
-            before = (whole.border(first) or 0) if whole.num_blocks else 0
+            unit.cut = whole.between(*borders[self._rank : self._rank + 2])
+            blocks = [(whole.border(row) or 0) if whole.num_blocks else 0 for row in borders]
             kind = unit.owner.device.type
             mesh = self._meshes.get(kind) or self._meshes.setdefault(kind, DeviceMesh.from_group(self._group, kind))
-            blocks = before, whole.num_blocks
-            unit.share = RowShare((first, last), whole.length, blocks, mesh, [Shard(0)], borders)
+            unit.share = RowShare(self._rank, borders, blocks, mesh, [Shard(0)])
 
     def warn(self) -> None:
         """Do nothing: every block is cut as in one process."""
@@ -157,7 +156,7 @@ class SharedOut:
         offsets: list[list[int]] = []
         for unit in units:
             offsets.append(list(ends))
-            borders, row = _share(unit).borders, unit.owner[:1].numel()
+            borders, row = _share(unit).row_borders, unit.owner[:1].numel()
             for rank in range(self._size):
                 ends[rank] += (borders[rank + 1] - borders[rank]) * row
         like = units[0].owner
@@ -205,7 +204,7 @@ class SharedOut:
             raise RuntimeError(self._lost()) from error
         for bucket in self._buckets:
             for unit, starts in zip(bucket.units, bucket.offsets, strict=True):
-                for rank, (first, last) in enumerate(pairwise(_share(unit).borders)):
+                for rank, (first, last) in enumerate(pairwise(_share(unit).row_borders)):
                     if last > first and bucket.received is not None:
                         shape = (last - first, *unit.owner.shape[1:])
                         moved = bucket.sent if rank == self._rank else bucket.received[rank]
