@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from blockadapt.errors import NonFiniteGradientError
+from blockadapt.optimizers.ranks.messages import exchange
 from blockadapt.optimizers.unit import Unit
 from blockadapt.validation import Described, refusal
 
@@ -73,7 +74,10 @@ def agreed(owner: str, verdict: Verdict, groups: Mapping[Any, torch.device], mov
         said = torch.tensor([verdict, moved, -moved])
         for group, device in groups.items():
             said = said.to(device)
-            dist.all_reduce(said, dist.ReduceOp.MAX, group=group)
+            heard = said.repeat(dist.get_world_size(group), 1)
+            for work in exchange(heard, said, group):
+                work.wait()
+            said = heard.amax(0)
     except Exception as error:
         raise RuntimeError(f"{owner}: another process does not answer; parameters and state are unchanged.") from error
     gravest, most, least = said.tolist()

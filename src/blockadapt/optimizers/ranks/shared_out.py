@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from blockadapt.optimizers.ranks.contract import Verdict, agreed
+from blockadapt.optimizers.ranks.messages import exchange
 from blockadapt.optimizers.ranks.rows import RowShare
 from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import Partition, block_flops
@@ -24,11 +25,6 @@ from blockadapt.validation import require
 
 BUCKET_BYTES = 25 * 2**20
 """Parameters that are given to the others in one message: DDP's figure, large enough that latency does not count."""
-
-_TAG = 0xB10C
-"""Of messages between two processes, so that they do not mix with the user's own."""
-
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its new name, and the old one
 
 
 def shares(units: Sequence[Unit], ranks: int) -> list[list[int] | None]:
@@ -179,20 +175,9 @@ class SharedOut:
         self._is_lost = True
         one.received = one.sent.new_empty(self._size, len(one.sent))
         try:
-            one.works = self._exchange(one.received, one.sent)
+            one.works = exchange(one.received, one.sent, self._group)
         except Exception as error:
             raise RuntimeError(self._lost()) from error
-
-    def _exchange(self, received: Tensor, sent: Tensor) -> list[Any]:
-        """Begin to bring what every other rank sends into its row of `received`.
-
-        On CPUs rows go straight from one process to another: gloo's all-gather takes twice as long for the same bytes.
-        """
-        if not sent.is_cpu:
-            return [_all_gather(received.view(-1), sent, group=self._group, async_op=True)]
-        others = [(self._rank + ahead) % self._size for ahead in range(1, self._size)]
-        to_come = [dist.irecv(received[rank], group=self._group, tag=_TAG, group_src=rank) for rank in reversed(others)]
-        return to_come + [dist.isend(sent, group=self._group, tag=_TAG, group_dst=rank) for rank in others]
 
     def finish_(self) -> None:
         """See `Ranks`."""
