@@ -17,7 +17,15 @@ from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
-from blockadapt.optimizers.ranks import OwnShards, Ranks, SharedOut, Verdict, is_sharded, require_placements
+from blockadapt.optimizers.ranks import (
+    OwnShards,
+    Ranks,
+    SharedOut,
+    Verdict,
+    is_flattened,
+    is_sharded,
+    require_placements,
+)
 from blockadapt.optimizers.storage import State, all_in_form, block_state_names, shapes_of, steps_taken
 from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed, units_of
 from blockadapt.optimizers.update import Update
@@ -411,6 +419,9 @@ class BlockOptimizer(Optimizer):
         for param in group["params"]:
             require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
             require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
+            rule = "whole, or sharded by `fully_shard` (FSDP2), because blocks are cut from a parameter's own shape"
+            flat = Described("one that FullyShardedDataParallel (FSDP1) has flattened")
+            require(not is_flattened(param), owner, "params", rule, flat)
             if is_sharded(param):
                 self._require_sharded(param, group["grouping"])
             else:
