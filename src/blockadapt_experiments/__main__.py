@@ -12,6 +12,7 @@ EXTRA = {
     "matplotlib",
     "PIL",
     "pyarrow",
+    "pydantic",
     "pytorch_optimizer",
     "rich",
     "scipy",

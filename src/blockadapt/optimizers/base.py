@@ -15,18 +15,28 @@ from blockadapt.errors import NonFiniteGradientError
 from blockadapt.kernels import Coefficients, Descent, Dispatcher, Kernel, get_kernel
 from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
+from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
-from blockadapt.optimizers.ranks import OwnShards, Ranks, SharedOut, Verdict, is_sharded, require_placements
+from blockadapt.optimizers.ranks import (
+    OwnShards,
+    Ranks,
+    SharedOut,
+    Verdict,
+    is_flattened,
+    is_sharded,
+    require_placements,
+)
 from blockadapt.optimizers.storage import State, all_in_form, block_state_names, shapes_of, steps_taken
 from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed, units_of
 from blockadapt.optimizers.update import Update
 from blockadapt.partition import IndexGroups, require_grouping
-from blockadapt.spectrum import INVERSE_ROOT, SpectralFunction, Spectrum, SpectrumClip, resolution_of
+from blockadapt.spectrum import INVERSE_ROOT, Estimate, SpectralFunction, Spectrum, SpectrumClip, resolution_of
 from blockadapt.validation import (
     Described,
     is_plain,
     refusal,
     require,
+    require_beta,
     require_bool,
     require_choice,
     require_integer,
@@ -34,8 +44,9 @@ from blockadapt.validation import (
     require_number,
 )
 
-_NOT_OPTIONS = ("params", "param_names", "base_lr", "initial_lr", "differentiable", checkpoint.FORMAT_KEY)
-_FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend", "process_group")
+_SCHEDULERS_OWN = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
+_NOT_OPTIONS = ("params", "param_names", "peak_lr", *_SCHEDULERS_OWN, "differentiable", checkpoint.FORMAT_KEY)
+_FAMILY_OPTIONS = ("betas", "alpha", "beta1", "momentum", "beta1_decay", "amsgrad", "backend", "process_group")
 """Options that some optimizers of the family have in their param groups, and others do not."""
 
 Closure = Callable[[], Any]
@@ -48,7 +59,7 @@ class BlockOptimizer(Optimizer):
     """
 
     averages_gradient: ClassVar[bool]
-    """Whether a first moment is kept; without it the gradient itself is used (β₁ = 0)."""
+    """Whether a first moment is always kept; without it the gradient itself is used (β₁ = 0)."""
 
     decouples_weight_decay: ClassVar[bool] = False
 
@@ -59,7 +70,7 @@ class BlockOptimizer(Optimizer):
         self._backend = backend
         self._process_group = process_group
         self._set_up()
-        super().__init__(params, {**defaults, "skipped_steps": 0})
+        super().__init__(params, {**defaults, "skipped_steps": 0, "estimate": tuple(Estimate())})
 
     def _set_up(self) -> None:
         """Make what is not kept in a copy or a pickle."""
@@ -67,7 +78,12 @@ class BlockOptimizer(Optimizer):
         self.kernels = get_kernel(self._backend, owner)
         self._more_kernels: list[Dispatcher] = []
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
+        self._estimates = Estimates(owner)
         self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
+
+    def keeps_first_moment(self, group: Group) -> bool:
+        """Whether this group has a first moment: always, or since a schedule set its `momentum`."""
+        return self.averages_gradient or ("momentum" in self.defaults and group["momentum"] is not None)
 
     # What a subclass says ------------------------------------------------------------------------------------------
 
@@ -123,7 +139,10 @@ class BlockOptimizer(Optimizer):
         for bucket, update in enumerate(updates or ()):
             update.write_()
             self._ranks.publish(bucket)
+        self._estimates.add_up(self.param_groups)
         self._ranks.finish_()
+        for group in self.param_groups:
+            group["peak_lr"] = _peak(group)
         return loss
 
     def _made_ready(self) -> list[Update] | None:
@@ -131,6 +150,7 @@ class BlockOptimizer(Optimizer):
         units = self.units()
         if not self._has_usable_gradients():
             return None
+        self._estimates.begin()
         updates = []
         known: dict[tuple[int, int, torch.dtype], Coefficients] = {}
         for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
@@ -178,10 +198,11 @@ class BlockOptimizer(Optimizer):
         # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
         due = step <= max(unit.cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
         refresh = due or not {"basis", "eigenvalues"} <= held[0].keys()
+        tally = self._estimates.tally(unit)
         if unit.spans:
-            update.add_group(unit, states, refresh, coefficients)
+            update.add_group(unit, states, refresh, coefficients, tally)
         else:
-            update.add_parameter(unit, states[0], refresh, coefficients)
+            update.add_parameter(unit, states[0], refresh, coefficients, tally)
 
     def coefficients(self, group: Group, step: int, dtype: torch.dtype) -> Coefficients:
         """All numbers of this group's step number `step`, for statistics of this dtype."""
@@ -200,12 +221,22 @@ class BlockOptimizer(Optimizer):
             float(group["eps"]),
             resolution=resolution_of(dtype),
         )
-        clip: SpectrumClip | None = group["clip"]
-        if clip is not None:
-            schedule = lr / float(group["base_lr"])
-            lower, upper = (clip.final_lr * schedule,) * 2 if clip.is_closed(step) else clip.bounds(step, schedule)
+        target = self.final_lr(group)
+        if target is not None:
+            lower, upper = (target, target) if is_closed(group, step) else group["clip"].bounds(step, target)
             spectrum = spectrum._replace(lower=lower, upper=upper)
         return Coefficients(descent, first, second, spectrum)
+
+    def final_lr(self, group: Group) -> float | None:
+        """α* of a param group at its present lr; None without a clip, and before an `"auto"` one has measured it."""
+        self._estimates.read()
+        clip: SpectrumClip | None = group["clip"]
+        if clip is None:
+            return None
+        if clip.final_lr != "auto":
+            return clip.final_lr * float(group["lr"]) / float(_peak(group))
+        ratio = Estimate.of(type(self).__name__, group["estimate"]).ratio
+        return None if ratio is None else ratio * float(group["lr"])
 
     # State ---------------------------------------------------------------------------------------------------------
 
@@ -215,11 +246,11 @@ class BlockOptimizer(Optimizer):
         What is new, converted or no longer needed is put in place only if the step succeeds. While nothing has changed
         since the step before, nothing is looked at again.
         """
-        states = held
-        if not unit.is_known(kept, held):
+        states, all_kept = held, [*kept, *["exp_avg"] * self.keeps_first_moment(unit.group)]
+        if not unit.is_known(all_kept, held):
             unit.forget()
             states = [self._fitted(unit, param, kept if param is unit.owner else (), update) for param in unit.params]
-            update.finish.append(lambda: self._remember(unit, kept))
+            update.finish.append(lambda: self._remember(unit, all_kept))
         for state in states:
             update.counters.append(state["step"])
         return states
@@ -241,7 +272,7 @@ class BlockOptimizer(Optimizer):
         held = self.state.get(param, {})
         shapes = shapes_of(unit.shape(param), unit.cut if param is unit.owner else None)
         fitted = all_in_form(owner, whose, held, shapes, param, unit.cut)
-        needed = ["step"] + ["exp_avg"] * self.averages_gradient + (["cut", *kept] if kept else [])
+        needed = ["step"] + ["exp_avg"] * self.keeps_first_moment(unit.group) + (["cut", *kept] if kept else [])
         for name in needed:
             if name not in fitted:
                 fitted[name] = self._new(unit, param, name, shapes[name], held)
@@ -263,7 +294,7 @@ class BlockOptimizer(Optimizer):
             rule = "left closed once it has closed, because the second moment was freed then"
             value = Described(f"an open interval at step {steps_taken(held) + 1}")
             raise RuntimeError(refusal(owner, "clip", rule, value))
-        if held and name in ("step", "exp_avg"):
+        if held and (name == "step" or (name == "exp_avg" and self.averages_gradient)):
             rule = f"whole, or deleted to begin anew (for {self._describe(unit, param)})"
             raise ValueError(refusal(owner, "state", rule, Described(f"one without {name!r}")))
         if name == "step":
@@ -325,7 +356,7 @@ class BlockOptimizer(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         lr = group["lr"]
-        group.setdefault("base_lr", lr.clone() if isinstance(lr, Tensor) else lr)
+        group.setdefault("peak_lr", lr.clone() if isinstance(lr, Tensor) else lr)
         group[checkpoint.FORMAT_KEY] = checkpoint.FORMAT
         try:
             self.require_group(group)
@@ -355,7 +386,7 @@ class BlockOptimizer(Optimizer):
     def _require_options_of(self, group: Group) -> None:
         """Raise unless every option of this group but lr is valid by itself."""
         owner = type(self).__name__
-        for name in sorted({*self.defaults, "base_lr"} - {"differentiable"}):
+        for name in sorted({*self.defaults, "peak_lr"} - {"differentiable"}):
             require(name in group, owner, name, "an option of every param group", Described("a group without it"))
         for name in [name for name in group if name not in {*self.defaults, *_NOT_OPTIONS}]:
             # Other keys are the user's own; a slip in an option's name must not become one.
@@ -368,12 +399,16 @@ class BlockOptimizer(Optimizer):
         self._require_options(group)
         clip = group["clip"]
         require(clip is None or isinstance(clip, SpectrumClip), owner, "clip", "a SpectrumClip or None", clip)
-        rule = "> 0 where `clip` is set, because its bounds follow lr / base_lr"
-        require(clip is None or float(group["base_lr"]) > 0, owner, "lr", rule, group["base_lr"])
+        given = clip is not None and clip.final_lr != "auto"
+        rule = "> 0 where `clip` has a `final_lr`, because its bounds follow lr / peak_lr"
+        require(not given or float(group["peak_lr"]) > 0, owner, "lr", rule, group["peak_lr"])
+        Estimate.of(owner, group["estimate"])
         require_integer(owner, "refresh_every", group["refresh_every"], least=1)
         for name in ("amsgrad", "bias_correction", "maximize"):
             if name in self.defaults:
                 require_bool(owner, name, group[name])
+        if "momentum" in self.defaults and group["momentum"] is not None:
+            require_beta(owner, "momentum", group["momentum"])
         if "beta1_decay" in self.defaults:
             require_number(owner, "beta1_decay", group["beta1_decay"], above=0, most=1)
         require_choice(owner, "on_nonfinite", group["on_nonfinite"], ("raise", "skip", "propagate"))
@@ -384,6 +419,9 @@ class BlockOptimizer(Optimizer):
         for param in group["params"]:
             require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
             require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
+            rule = "whole, or sharded by `fully_shard` (FSDP2), because blocks are cut from a parameter's own shape"
+            flat = Described("one that FullyShardedDataParallel (FSDP1) has flattened")
+            require(not is_flattened(param), owner, "params", rule, flat)
             if is_sharded(param):
                 self._require_sharded(param, group["grouping"])
             else:
@@ -412,6 +450,7 @@ class BlockOptimizer(Optimizer):
                 f"{type(self).__name__}: an optimizer with a `process_group` cannot be copied or pickled; "
                 f"save its state_dict with torch.distributed.checkpoint."
             )
+        self._estimates.read()
         return {**super().__getstate__(), "_backend": self._backend, "_process_group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -422,6 +461,7 @@ class BlockOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state as tensors and plain data, blocks one after another: `torch.load(weights_only=True)` reads it."""
         self._ranks.require_whole()
+        self._estimates.read()
         return checkpoint.written(f"{type(self).__name__}.state_dict", super().state_dict(), self.units())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -435,3 +475,11 @@ class BlockOptimizer(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
+
+
+def _peak(group: Group) -> Any:
+    """The largest lr of a group so far, its present one included."""
+    lr, peak = group["lr"], group["peak_lr"]
+    if float(lr) <= float(peak):
+        return peak
+    return lr.clone() if isinstance(lr, Tensor) else lr

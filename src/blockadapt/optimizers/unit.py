@@ -26,7 +26,7 @@ class Known(NamedTuple):
     """What a step has found in order, in flat tuples, for every step asks whether it still is.
 
     Attributes:
-        kept: The state that blocks keep.
+        kept: The names of what a step needs to find there.
         entries: Names and tensors of the state of each parameter.
         tensors: The parameters and what else a kernel is given, with where each lies and how it is to be read:
         addresses, dtypes, shapes, strides: these four.
@@ -79,6 +79,11 @@ class Share(Protocol):
     @property
     def rows(self) -> tuple[int, int] | None:
         """The rows [first, last) of its parameter's first axis; None for all of it."""
+        ...
+
+    @property
+    def processes(self) -> Any:
+        """The process group whose processes hold other rows; None if all rows lie here."""
         ...
 
     def part(self, param: Tensor) -> Tensor:
@@ -204,9 +209,10 @@ def _cut(group: Group, params: Sequence[Tensor]) -> Cut:
 
 
 def is_closed(group: Group, step: int) -> bool:
-    """Whether the clip's interval has closed, so that blocks keep nothing."""
+    """Whether the clip's interval has closed, so that blocks keep nothing. It cannot before α* is known."""
     clip: SpectrumClip | None = group["clip"]
-    return clip is not None and step > 0 and clip.is_closed(step)
+    known = clip is not None and (clip.final_lr != "auto" or group["estimate"][1] > 0)
+    return clip is not None and known and step > 0 and clip.is_closed(step)
 
 
 def describe(group: Group, index: int, position: int) -> str:
@@ -272,7 +278,7 @@ def _options(group: Group) -> list[Any]:
     return [list(group), [*map(type, values)], [list(value) if isinstance(value, list) else value for value in values]]
 
 
-_APART = ("params", "param_names", "lr", "skipped_steps")
+_APART = ("params", "param_names", "lr", "skipped_steps", "estimate")
 
 
 def _cutting(group: Group) -> list[Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,14 +17,14 @@ from blockadapt.validation import require
 from blockadapt_experiments.commands.display import duration, estimates_table, job_progress, runs_table, say
 from blockadapt_experiments.core.config import plain
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.files.atomic import write_json
+from blockadapt_experiments.files.atomic import read_json, write_json
 from blockadapt_experiments.running.environment import environment
 from blockadapt_experiments.running.estimate import dry_run, total_seconds
 from blockadapt_experiments.running.grids import Axis, lr_axis
 from blockadapt_experiments.running.jobs import Done, Engine, Failed, here
-from blockadapt_experiments.running.records import begin_experiment
+from blockadapt_experiments.running.records import begin_experiment, joined
 from blockadapt_experiments.running.runner import Choice, Request, RunJob, check, do_all, run_jobs
-from blockadapt_experiments.running.tuning import tune
+from blockadapt_experiments.running.tuning import choices_of, tune
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class Session:
         settings = self.request.settings
         if tuned and get_experiment(self.request.experiment).objective is None:
             raise ValueError(f"run: {self.request.experiment} has no learning rate to tune; leave --tune out.")
-        apart = not tuned or not {*settings.tune.seeds} & {*settings.seeds}
-        rule = f"other seeds than those of the runs, {list(settings.seeds)}"
-        require(apart, "run", "tune.seeds", rule, list(settings.tune.seeds))
+        seeds = self._plan(tuned)["seeds"]
+        apart = not tuned or not {*settings.tune.seeds} & {*seeds}
+        require(apart, "run", "tune.seeds", f"other seeds than those of the runs, {seeds}", list(settings.tune.seeds))
         return check([job for job in run_jobs(self.request, {}) if not job.record.finished])
 
     def engine(self) -> AbstractContextManager[Engine]:
@@ -83,6 +84,27 @@ class Session:
             return remote_cluster(self.cluster, self.request.out)
         return local_cluster(self.workers, self.request.threads, torch.cuda.device_count())
 
+    def _about(self, tuned: bool) -> dict[str, Any]:
+        """Give what must be the same for all that is done in the directory, but for what it may grow by."""
+        request = self.request
+        return {
+            "experiment": request.experiment,
+            "scale": request.scale,
+            "settings": plain(request.settings),
+            "tune": tuned,
+            "tune_over": [f"{axis.name}={axis.low:g}:{axis.high:g}:{axis.points}" for axis in self.over],
+        }
+
+    def _plan(self, tuned: bool) -> dict[str, Any]:
+        """Give the settings of the directory once this has joined it.
+
+        Raises:
+            ValueError: It holds other runs.
+        """
+        path, about = self.request.out / "experiment.json", self._about(tuned)
+        held = read_json(path, "run", {"settings": dict}) if path.is_file() else about
+        return joined(self.request.out, about, held)
+
     def begin(self, tuned: bool, data: Mapping[str, str]) -> None:
         """Write what will be done into the directory.
 
@@ -91,11 +113,7 @@ class Session:
         """
         request = self.request
         about = {
-            "experiment": request.experiment,
-            "scale": request.scale,
-            "settings": plain(request.settings),
-            "tune": tuned,
-            "tune_over": [f"{axis.name}={axis.low:g}:{axis.high:g}:{axis.points}" for axis in self.over],
+            **self._about(tuned),
             **({"data_sha256": dict(data)} if data else {}),  # nothing was read where nothing is left to do
             "command": self.command,
             "environment": environment(),
@@ -106,8 +124,13 @@ class Session:
         """Tune, and write `tuned.json`; returns what was chosen by arm and variant, of those that did not fail."""
         objective = get_experiment(self.request.experiment).objective
         do = partial(self._do, engine, "tuning", [objective] if objective else [])
-        found, choices = tune(self.request, self.over, do, self._say_wait)
-        write_json(self.request.out / "tuned.json", found)
+        found = tune(self.request, self.over, do, self._say_wait)
+        path = self.request.out / "tuned.json"
+        before = read_json(path, "run") if path.is_file() else {}
+        for arm, variants in found.items():  # what was found before holds: there are runs with it
+            variants.update(before.get(arm, {}))
+        write_json(path, {**before, **found})
+        choices = choices_of(found)
         for (arm, variant), choice in choices.items():
             best = found[arm][variant]
             name = f"{arm}, {variant}" if variant else arm

@@ -15,6 +15,7 @@ from blockadapt import plan
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt_experiments.contenders.memory import state_bytes_of
 from blockadapt_experiments.core.training import Work
+from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import Row, RunKey
 from blockadapt_experiments.running.runner import Request, threads, warm_up
 
@@ -75,7 +76,7 @@ def dry_run(request: Request) -> Iterator[Estimate]:
     """
     for arm, variant in request.arms():
         with threads(request.threads):
-            warm_up()
+            warm_up(get_experiment(request.experiment).dtype)
             seed = request.settings.seeds[0]
             torch.manual_seed(seed)
             task = request.task(RunKey(arm, variant, seed), request.lr(arm))

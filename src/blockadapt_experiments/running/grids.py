@@ -14,8 +14,8 @@ from itertools import product
 
 from blockadapt.validation import require
 from blockadapt_experiments.contenders.catalogue import OptimizerSettings
-from blockadapt_experiments.core.config import nearest
 from blockadapt_experiments.core.settings import TuneSettings
+from blockadapt_experiments.names import nearest
 
 DECAYS = ("beta1", "beta2", "rms_decay", "momentum", "ggt_beta2")
 """Settings that are spaced by their distance from 1."""

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from blockadapt import BlockAdam
-from blockadapt_experiments.contenders.catalogue import CONTENDERS, LOST
-from blockadapt_experiments.core.config import NOT_VARIED, flat, plain, varied
+from blockadapt_experiments.contenders.catalogue import LOST
+from blockadapt_experiments.core.config import flat, plain, run_settings
 from blockadapt_experiments.core.experiment import Task
 from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.data.fingerprints import data_read
@@ -88,12 +88,12 @@ class Request:
 
     def task(self, key: RunKey, lr: float, tuning: bool = False, values: Values = ()) -> Task:
         """Make the run."""
-        return get_experiment(self.experiment).task(self.settings_with(values), key, lr, self.data_dir, tuning)
+        settings = self.settings_of(key.arm, values)
+        return get_experiment(self.experiment).task(settings, key, lr, self.data_dir, tuning)
 
-    def settings_with(self, values: Values) -> Settings:
-        """Give the settings with these values for those of the optimizer."""
-        changes = ",".join(f"optimizer.{name}={value!r}" for name, value in values)
-        return varied(self.settings, changes) if changes else self.settings
+    def settings_of(self, arm: str, values: Values) -> Settings:
+        """Give the settings in which this arm has these values for its own."""
+        return self.settings.changed(arm, dict(values)) if values else self.settings
 
     def arms(self) -> list[tuple[str, str]]:
         """Every optimizer with every variant."""
@@ -106,7 +106,7 @@ class Request:
 
     def lr(self, arm: str) -> float:
         """Give the learning rate where none was tuned; 0 for an arm that is no optimizer."""
-        return self.settings.lr.get(arm, CONTENDERS[arm].lr if arm in CONTENDERS else 0.0)
+        return self.settings.first_lr(arm)
 
 
 @dataclass(frozen=True)
@@ -163,19 +163,18 @@ class RunJob:
         return Board(folder, get_experiment(self.request.experiment).axis, rows)
 
     def _continue(self, record: RunRecord, report: Report) -> None:
-        settings = plain(self.request.settings_with(self.choice.values))
         about = {
             "experiment": self.request.experiment,
             "scale": self.request.scale,
             **self.key._asdict(),
             "lr": self.choice.lr,
             "tuning": self.tuning,
-            "settings": {name: value for name, value in settings.items() if name not in NOT_VARIED},
+            "settings": run_settings(plain(self.request.settings_of(self.key.arm, self.choice.values)), self.key.arm),
         }
         before = record.about
         # A run that was begun keeps its number of threads, on which its last digits depend.
         with threads(before["environment"]["threads"] if before else self.request.threads):
-            warm_up()
+            warm_up(get_experiment(self.request.experiment).dtype)
             reset_peak_memory()
             torch.manual_seed(self.key.seed)
             here = environment()
@@ -237,11 +236,11 @@ def _take_forward(
     record.finish(Outcome(numbers, outcome.arrays), max(peak, peak_memory_bytes()))
 
 
-@lru_cache(maxsize=1)
-def warm_up() -> None:
+@lru_cache
+def warm_up(dtype: torch.dtype = torch.float32) -> None:
     """Load the kernel, or compile it: that takes seconds, once in a process, and is no part of a run's time."""
-    weight = nn.Parameter(torch.zeros(2))
-    weight.grad = torch.zeros(2)
+    weight = nn.Parameter(torch.zeros(2, dtype=dtype))
+    weight.grad = torch.zeros_like(weight)
     BlockAdam([weight]).step()
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from blockadapt_experiments.contenders.catalogue import find_contender
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.recorded_runs import read_result
@@ -95,13 +96,9 @@ class Search:
         worst = math.inf if self.low_is_better else -math.inf
         self.found[point] = sum(tails) / len(tails) if all(map(math.isfinite, tails)) else worst
 
-    def choice(self) -> Choice:
-        """Give what the runs of the experiment are made with."""
-        return self.trials(self.best)[0].choice
-
     def record(self) -> dict[str, Any]:
         """Give what `tuned.json` keeps; a value is None where a run diverged."""
-        choice, best = self.choice(), self.found[self.best]
+        choice, best = self.trials(self.best)[0].choice, self.found[self.best]
         at = {point: values(self.axes, point) for point in sorted(self.found)}
         sign = 1 if self.low_is_better else -1
         by_lr: dict[float, float] = {}
@@ -146,7 +143,7 @@ def tune(
     over: Sequence[Axis],
     do: Do,
     on_wait: Callable[[Sequence[RunJob]], None],
-) -> tuple[Tuned, dict[tuple[str, str], Choice]]:
+) -> Tuned:
     """Try the grid with all arms, and what is beyond it where that is best.
 
     Args:
@@ -156,11 +153,9 @@ def tune(
         on_wait: Told which trials other processes have in hand, while there is nothing else left to do.
 
     Returns:
-        What `tuned.json` keeps, and the choice for every arm and variant. An arm of which a trial has failed is in
-        neither.
+        What `tuned.json` keeps. An arm of which a trial has failed is left out.
     """
-    axes = (lr_axis(request.settings.tune), *over)
-    searches = [Search(request, arm, variant, axes) for arm, variant in request.arms()]
+    searches = [Search(request, arm, variant, _axes(request, arm, over)) for arm, variant in request.arms()]
     while asked := [(search, points) for search in searches if (points := search.next_points())]:
         turns = range(max(len(points) for _, points in asked))
         trials = [  # all arms get on alike
@@ -177,12 +172,25 @@ def tune(
             for point in () if search.failed else points:
                 search.judge(point)
     kept: Tuned = {}
-    choices = {}
     for search in searches:
         if not search.failed:
             kept.setdefault(search.arm, {})[search.variant] = search.record()
-            choices[search.arm, search.variant] = search.choice()
-    return kept, choices
+    return kept
+
+
+def choices_of(tuned: Tuned) -> dict[tuple[str, str], Choice]:
+    """Give what the runs of an experiment are made with, by arm and variant."""
+    return {
+        (arm, variant): Choice(best["lr"], tuple(best.get("values", {}).items()))
+        for arm, variants in tuned.items()
+        for variant, best in variants.items()
+    }
+
+
+def _axes(request: Request, arm: str, over: Sequence[Axis]) -> list[Axis]:
+    """Give the grid of an arm, without the settings that its optimizer does not have: it would repeat itself."""
+    known = find_contender("run", request.settings.arm(arm).optimizer).types
+    return [lr_axis(request.settings.tune), *(axis for axis in over if axis.name in known)]
 
 
 def _tail(job: RunJob, objective: str) -> float:

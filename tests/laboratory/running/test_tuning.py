@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from blockadapt_experiments.core.settings import TuneSettings
 from blockadapt_experiments.data.images import CLASSES
@@ -17,8 +18,8 @@ from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.running import runner
 from blockadapt_experiments.running.grids import Axis, grid, lr_axis, outward, parse_axes
 from blockadapt_experiments.running.jobs import Done, Failed, Here
-from blockadapt_experiments.running.runner import Choice, Request, RunJob
-from blockadapt_experiments.running.tuning import Tuned, tune
+from blockadapt_experiments.running.runner import Choice, Request, RunJob, run_jobs
+from blockadapt_experiments.running.tuning import Tuned, choices_of, tune
 from support.images import write_images
 from support.laboratory import ENVIRONMENT, finished, request, run_command, wait_until
 
@@ -35,11 +36,7 @@ def tuned(asked: Request, over: Sequence[Axis] = ()) -> tuple[Tuned, list[RunJob
         ends.extend(Here().work(jobs, lambda index, event: None))
         return ends[-len(jobs) :]
 
-    found, choices = tune(asked, over, do, lambda jobs: pytest.fail("nobody else is at work"))
-    for (arm, variant), choice in choices.items():
-        assert found[arm][variant]["lr"] == choice.lr
-        assert found[arm][variant].get("values", {}) == dict(choice.values)
-    return found, trials, ends
+    return tune(asked, over, do, lambda jobs: pytest.fail("nobody else is at work")), trials, ends
 
 
 def by_hand(asked: Request, arm: str, choice: Choice) -> float:
@@ -150,8 +147,21 @@ def test_what_else_is_tuned_reaches_trials_and_runs(tmp_path: Path) -> None:
     assert [point["value"] for point in best["points"]] == list(values.values())
     assert best["tried"] == [[lr, max(values[lr, 1e-4], values[lr, 10.0])] for lr in (1e-3, 1e-1)]
     written = [read_json(job.record.folder / "run.json") for job in trials]
-    assert [about["settings"]["optimizer"]["weight_decay"] for about in written] == [decay for _, decay in points]
-    assert asked.settings_with((("weight_decay", 10.0),)).optimizer.weight_decay == 10.0
+    assert [about["settings"]["arms"]["sgd"]["weight_decay"] for about in written] == [decay for _, decay in points]
+    (choice,) = choices_of(found).values()
+    assert choice == Choice(best["lr"], (("weight_decay", best["values"]["weight_decay"]),))
+    (job,) = run_jobs(asked, choices_of(found))
+    assert job.choice == choice
+
+
+def test_a_setting_that_is_an_optimizers_own_is_tuned_and_one_that_it_lacks_is_left_out(tmp_path: Path) -> None:
+    asked = request(tmp_path, *SMALL, "optimizers=['sgd', 'adam']", "tune.trials=2", "epochs=1")
+    found, _, _ = tuned(asked, parse_axes(["eps=1e-8:1e-2:2"]))
+    assert {arm: best[""]["trials"] for arm, best in found.items()} == {"sgd": 2, "adam": 4}
+    assert "values" not in found["sgd"][""]
+    model = torch.nn.Linear(2, 2)
+    made = asked.settings_of("adam", (("eps", 1e-2),)).make_optimizer("adam", model, 0.1, 1)
+    assert made.param_groups[0]["eps"] == 1e-2
 
 
 def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:

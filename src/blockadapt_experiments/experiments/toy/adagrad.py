@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from blockadapt.validation import require, require_integer
 from blockadapt_experiments.claims.claim import Claim, Verdict
@@ -68,7 +70,7 @@ class AdagradTask:
         self._settings = settings
         self._problem = draw_problem(np.random.default_rng([key.seed, 0]), settings)
         start = draw_start(np.random.default_rng([key.seed, 1]), self._problem)
-        self._descent = Descent(start, key.arm, lr, settings.optimizer, settings.steps)
+        self._descent = Descent(start, partial(settings.make_optimizer, key.arm, lr=lr), settings.steps)
         size = int(key.variant.removeprefix("M="))
         self._batches = draw_batches(np.random.default_rng([key.seed, 2]), settings.steps, settings.samples, size)
         self._losses: list[float] = []
@@ -166,6 +168,7 @@ TOY_ADAGRAD = Experiment(
     name="toy-adagrad",
     title="AdaGrad with a full matrix against a diagonal, on a network of ten weights",
     section="Section 2; appendix A, figure 6",
+    dtype=torch.float64,
     config=AdagradSettings,
     axis="step",
     metrics=(
