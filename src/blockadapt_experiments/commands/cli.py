@@ -129,7 +129,7 @@ def run(
     from blockadapt_experiments.commands.session import Session
     from blockadapt_experiments.core.config import arm_changes, load
     from blockadapt_experiments.experiments.registry import get_experiment
-    from blockadapt_experiments.running.grids import parse_axes
+    from blockadapt_experiments.running.grids import parse_spans
     from blockadapt_experiments.running.runner import Request, most_jobs, threads_for
 
     command = shlex.join(["blockadapt", *sys.argv[1:]])
@@ -148,7 +148,7 @@ def run(
             say(Console(), f"--jobs {jobs} is more than the {what} that there are; {most} at once.")
             jobs = most
         request = Request(experiment, scale, settings, out, data_dir, threads_for(0 if cluster else jobs), tensorboard)
-        session = Session(request, jobs, command, Console(), cluster, parse_axes(tune_over or ()))
+        session = Session(request, jobs, command, Console(), cluster, parse_spans(tune_over or ()))
         if dry_run:
             session.show(tune)
             return

@@ -20,7 +20,7 @@ from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import read_json, write_json
 from blockadapt_experiments.running.environment import environment
 from blockadapt_experiments.running.estimate import dry_run, total_seconds
-from blockadapt_experiments.running.grids import Axis, lr_axis
+from blockadapt_experiments.running.grids import Span, lr_span
 from blockadapt_experiments.running.jobs import Done, Engine, Failed, here
 from blockadapt_experiments.running.records import begin_experiment, joined
 from blockadapt_experiments.running.runner import Choice, Request, RunJob, check, do_all, run_jobs
@@ -45,7 +45,7 @@ class Session:
     command: str
     console: Console
     cluster: str = ""
-    over: Sequence[Axis] = ()
+    over: Sequence[Span] = ()
 
     def show(self, tuned: bool) -> None:
         """Say what would be done, and about how long it would take: a few steps of each arm are measured."""
@@ -54,8 +54,8 @@ class Session:
         estimates = list(dry_run(self.request))
         if estimates:
             self.console.print(estimates_table(estimates))
-            axes = (lr_axis(self.request.settings.tune), *self.over)
-            points = math.prod(axis.points for axis in axes) if tuned else 0
+            spans = (lr_span(self.request.settings.tune), *self.over)
+            points = math.prod(span.points for span in spans) if tuned else 0
             seconds = total_seconds(estimates, self.request, self.workers, points)
             say(self.console, f"About {duration(seconds)} in all, from a few measured steps.")
         self._say_plan(jobs)
@@ -92,7 +92,7 @@ class Session:
             "scale": request.scale,
             "settings": plain(request.settings),
             "tune": tuned,
-            "tune_over": [f"{axis.name}={axis.low:g}:{axis.high:g}:{axis.points}" for axis in self.over],
+            "tune_over": [f"{span.name}={span.low:g}:{span.high:g}:{span.points}" for span in self.over],
         }
 
     def _plan(self, tuned: bool) -> dict[str, Any]:

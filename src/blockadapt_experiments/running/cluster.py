@@ -119,7 +119,10 @@ class _Cluster:
             while waiting or under_way:
                 if waiting and time.monotonic() >= look:
                     # A worker that dies makes all its jobs suspect, so none gets a second one to keep.
-                    for _ in range(min(len(waiting), max(1, len(self._client.nthreads())) - len(under_way))):
+                    workers = len(self._client.nthreads())
+                    if not workers and not under_way and self._folder:
+                        on_event(waiting[-1], Note("It waits for a worker of the cluster."))
+                    for _ in range(min(len(waiting), max(1, workers) - len(under_way))):
                         index = waiting.pop()
                         under_way[index] = self._begin(jobs[index], index, topic)
                         under_way[index].add_done_callback(partial(_put, told, index))

@@ -1,8 +1,8 @@
 """The grid that every arm searches: the learning rate, and other settings of the optimizer where that is asked for.
 
-An axis has `points` values from `low` to `high`, evenly spaced on a log scale. The scale of a decay such as β₂ is that
+A span has `points` values from `low` to `high`, evenly spaced on a log scale. The scale of a decay such as β₂ is that
 of 1 − β₂, which is one over the steps that it remembers. A point of the grid is a tuple of whole numbers, one for each
-axis; numbers below 0 or from `points` on lie beyond the grid, at the same spacing.
+span; numbers below 0 or from `points` on lie beyond the grid, at the same spacing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Point = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Axis:
+class Span:
     """One setting, and which values of it are tried.
 
     Attributes:
@@ -43,11 +43,11 @@ class Axis:
     points: int
 
     def value(self, number: int) -> float | None:
-        """Give the value at this place of the axis; None where there is none, as of a decay below 0.
+        """Give the value at this place of the span; None where there is none, as of a decay below 0.
 
-        >>> [Axis("lr", 1e-3, 1e-1, 3).value(number) for number in (-1, 0, 1, 2, 3)]
+        >>> [Span("lr", 1e-3, 1e-1, 3).value(number) for number in (-1, 0, 1, 2, 3)]
         [0.0001, 0.001, 0.01, 0.1, 1.0]
-        >>> [Axis("beta2", 0.9, 0.999, 3).value(number) for number in (-2, -1, 0, 1, 2, 3)]
+        >>> [Span("beta2", 0.9, 0.999, 3).value(number) for number in (-2, -1, 0, 1, 2, 3)]
         [None, 0.0, 0.9, 0.99, 0.999, 0.9999]
         """
         if number in (0, self.points - 1):
@@ -62,61 +62,61 @@ class Axis:
         return round(1 - found, 15) if 0 < found <= 1 else None
 
 
-def lr_axis(tune: TuneSettings) -> Axis:
-    """Make the axis of the learning rate."""
-    return Axis("lr", tune.low, tune.high, tune.trials)
+def lr_span(tune: TuneSettings) -> Span:
+    """Make the span of the learning rate."""
+    return Span("lr", tune.low, tune.high, tune.trials)
 
 
-def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
-    """Read the axes beside the learning rate.
+def parse_spans(texts: Sequence[str]) -> tuple[Span, ...]:
+    """Read the spans beside the learning rate.
 
     Raises:
         ValueError: One is not of the form that it must have, or two are of one setting.
     """
-    axes = tuple(parse_axis(text) for text in texts)
-    names = [axis.name for axis in axes]
+    spans = tuple(parse_span(text) for text in texts)
+    names = [span.name for span in spans]
     require(len(names) == len(set(names)), "run", "tune_over", "given once for each setting", list(texts))
-    return axes
+    return spans
 
 
-def parse_axis(text: str) -> Axis:
-    """Read an axis as it is typed: `NAME=LOW:HIGH`, or `NAME=LOW:HIGH:POINTS`, 3 if not said.
+def parse_span(text: str) -> Span:
+    """Read a span as it is typed: `NAME=LOW:HIGH`, or `NAME=LOW:HIGH:POINTS`, 3 if not said.
 
     Raises:
         ValueError: It is not of this form, or there is no such setting; the sentence names the nearest.
     """
-    name, _, span = text.partition("=")
-    name = name.strip().removeprefix("optimizer.")
+    name, _, words = text.partition("=")
+    name, numbers = name.strip().removeprefix("optimizer."), words.split(":")
     if name not in TUNABLE:
         raise ValueError(
             f"run: `tune_over` has no setting {name!r} to tune; the nearest is {nearest(name, TUNABLE)!r}."
         )
     try:
-        low, high, points = (*map(float, span.split(":")[:2]), int((*span.split(":"), "3")[2]))
+        low, high, points = float(numbers[0]), float(numbers[1]), int(numbers[2]) if numbers[2:] else 3
     except (ValueError, IndexError):
         low, high, points = math.nan, math.nan, 0
     decay = name in DECAYS
-    ok = points >= 2 and span.count(":") <= 2 and (0 <= low < high < 1 if decay else 0 < low < high < math.inf)
+    ok = points >= 2 and len(numbers) <= 3 and (0 <= low < high < 1 if decay else 0 < low < high < math.inf)
     limits = "0 <= LOW < HIGH < 1" if decay else "0 < LOW < HIGH"
     require(ok, "run", "tune_over", f"{name}=LOW:HIGH[:POINTS] with {limits} and POINTS >= 2", text)
-    return Axis(name, low, high, points)
+    return Span(name, low, high, points)
 
 
-def grid(axes: Sequence[Axis]) -> list[Point]:
+def grid(spans: Sequence[Span]) -> list[Point]:
     """List all points of the grid, the learning rate ascending."""
-    return list(product(*(range(axis.points) for axis in axes)))
+    return list(product(*(range(span.points) for span in spans)))
 
 
-def outward(axes: Sequence[Axis], tried: Collection[Point], point: Point) -> Iterator[tuple[Axis, str, Point]]:
-    """List the points next to this one that lie beyond all that was tried, with their axis and which edge that is."""
-    for place, axis in enumerate(axes):
+def outward(spans: Sequence[Span], tried: Collection[Point], point: Point) -> Iterator[tuple[Span, str, Point]]:
+    """List the points next to this one that lie beyond all that was tried, with their span and which edge that is."""
+    for place, span in enumerate(spans):
         numbers = [other[place] for other in tried]
         for edge, number, outermost in (("lower", -1, min(numbers)), ("upper", 1, max(numbers))):
-            if point[place] == outermost and axis.value(outermost + number) is not None:
-                yield axis, edge, (*point[:place], outermost + number, *point[place + 1 :])
+            if point[place] == outermost and span.value(outermost + number) is not None:
+                yield span, edge, (*point[:place], outermost + number, *point[place + 1 :])
 
 
-def values(axes: Sequence[Axis], point: Point) -> Mapping[str, float]:
-    """Give the value on each axis, by name."""
-    found = {axis.name: axis.value(number) for axis, number in zip(axes, point, strict=True)}
+def values(spans: Sequence[Span], point: Point) -> Mapping[str, float]:
+    """Give the value of each span, by name."""
+    found = {span.name: span.value(number) for span, number in zip(spans, point, strict=True)}
     return {name: value for name, value in found.items() if value is not None}

@@ -27,7 +27,7 @@ from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.recorded_runs import read_result
 from blockadapt_experiments.results.summary import TAIL
-from blockadapt_experiments.running.grids import Axis, Point, grid, lr_axis, outward, values
+from blockadapt_experiments.running.grids import Point, Span, grid, lr_span, outward, values
 from blockadapt_experiments.running.jobs import Done, Failed
 from blockadapt_experiments.running.runner import Choice, Do, Request, RunJob, do_all
 
@@ -43,7 +43,7 @@ class Search:
         request: The experiment.
         arm: The arm.
         variant: The variant.
-        axes: The grid.
+        spans: The grid.
         found: The value of every point that was tried; infinitely bad where a run diverged.
         failed: Whether a trial has raised, which is nothing that a value could be made of.
     """
@@ -51,13 +51,13 @@ class Search:
     request: Request
     arm: str
     variant: str
-    axes: Sequence[Axis]
+    spans: Sequence[Span]
     found: dict[Point, float] = field(default_factory=dict)
     failed: bool = False
 
     def trials(self, point: Point) -> list[RunJob]:
         """Make the runs of a point, one for each seed of tuning."""
-        lr, *others = values(self.axes, point).items()
+        lr, *others = values(self.spans, point).items()
         choice = Choice(lr[1], tuple(others))
         seeds = self.request.settings.tune.seeds
         return [RunJob(self.request, RunKey(self.arm, self.variant, seed), choice, tuning=True) for seed in seeds]
@@ -67,14 +67,14 @@ class Search:
         if self.failed:
             return []
         if not self.found:
-            return grid(self.axes)
-        beyond = [point for _, _, point in outward(self.axes, self.found, self.best)]
+            return grid(self.spans)
+        beyond = [point for _, _, point in outward(self.spans, self.found, self.best)]
         return beyond[: self.request.settings.tune.extensions - self.extensions]
 
     @property
     def extensions(self) -> int:
         """How many points beyond the grid were tried."""
-        return len(self.found) - math.prod(axis.points for axis in self.axes)
+        return len(self.found) - math.prod(span.points for span in self.spans)
 
     @property
     def best(self) -> Point:
@@ -99,7 +99,7 @@ class Search:
     def record(self) -> dict[str, Any]:
         """Give what `tuned.json` keeps; a value is None where a run diverged."""
         choice, best = self.trials(self.best)[0].choice, self.found[self.best]
-        at = {point: values(self.axes, point) for point in sorted(self.found)}
+        at = {point: values(self.spans, point) for point in sorted(self.found)}
         sign = 1 if self.low_is_better else -1
         by_lr: dict[float, float] = {}
         for point, named in at.items():
@@ -127,8 +127,8 @@ class Search:
         else:
             count = f"{self.extensions} point{'s' * (self.extensions > 1)}"
             after = f", after {count} beyond the grid" if self.extensions else ""
-            for axis, edge, _ in outward(self.axes, self.found, self.best):
-                what, move = axis.name, "widen its range"
+            for span, edge, _ in outward(self.spans, self.found, self.best):
+                what, move = span.name, "widen its range"
                 if what == "lr":
                     what, move = "learning rate", f"move `tune.{'low' if edge == 'lower' else 'high'}`"
                 told.append(f"The best {what} is at the {edge} edge of the range{after}; {move} and tune again.")
@@ -140,7 +140,7 @@ class Search:
 
 def tune(
     request: Request,
-    over: Sequence[Axis],
+    over: Sequence[Span],
     do: Do,
     on_wait: Callable[[Sequence[RunJob]], None],
 ) -> Tuned:
@@ -155,7 +155,7 @@ def tune(
     Returns:
         What `tuned.json` keeps. An arm of which a trial has failed is left out.
     """
-    searches = [Search(request, arm, variant, _axes(request, arm, over)) for arm, variant in request.arms()]
+    searches = [Search(request, arm, variant, _spans(request, arm, over)) for arm, variant in request.arms()]
     while asked := [(search, points) for search in searches if (points := search.next_points())]:
         turns = range(max(len(points) for _, points in asked))
         trials = [  # all arms get on alike
@@ -187,10 +187,10 @@ def choices_of(tuned: Tuned) -> dict[tuple[str, str], Choice]:
     }
 
 
-def _axes(request: Request, arm: str, over: Sequence[Axis]) -> list[Axis]:
+def _spans(request: Request, arm: str, over: Sequence[Span]) -> list[Span]:
     """Give the grid of an arm, without the settings that its optimizer does not have: it would repeat itself."""
     known = find_contender("run", request.settings.arm(arm).optimizer).types
-    return [lr_axis(request.settings.tune), *(axis for axis in over if axis.name in known)]
+    return [lr_span(request.settings.tune), *(span for span in over if span.name in known)]
 
 
 def _tail(job: RunJob, objective: str) -> float:

@@ -16,7 +16,7 @@ from blockadapt_experiments.data.images import CLASSES
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.running import runner
-from blockadapt_experiments.running.grids import Axis, grid, lr_axis, outward, parse_axes
+from blockadapt_experiments.running.grids import Span, grid, lr_span, outward, parse_spans
 from blockadapt_experiments.running.jobs import Done, Failed, Here
 from blockadapt_experiments.running.runner import Choice, Request, RunJob, run_jobs
 from blockadapt_experiments.running.tuning import Tuned, choices_of, tune
@@ -26,7 +26,7 @@ from support.laboratory import ENVIRONMENT, finished, request, run_command, wait
 SMALL = ("tune.trials=3", "tune.low=1e-3", "tune.high=1e-1", "epochs=6", "train_examples=60", "tune.extensions=0")
 
 
-def tuned(asked: Request, over: Sequence[Axis] = ()) -> tuple[Tuned, list[RunJob], list[Done | Failed]]:
+def tuned(asked: Request, over: Sequence[Span] = ()) -> tuple[Tuned, list[RunJob], list[Done | Failed]]:
     """Tune in this process; also all trials, and how each ended."""
     trials: list[RunJob] = []
     ends: list[Done | Failed] = []
@@ -51,8 +51,8 @@ def by_hand(asked: Request, arm: str, choice: Choice) -> float:
 
 
 def rates(tune: TuneSettings) -> list[float | None]:
-    axis = lr_axis(tune)
-    return [axis.value(number) for number in range(axis.points)]
+    span = lr_span(tune)
+    return [span.value(number) for number in range(span.points)]
 
 
 # The grid -------------------------------------------------------------------------------------------------------------
@@ -69,22 +69,22 @@ def test_the_grid_is_even_on_a_log_scale() -> None:
 
 
 def test_a_decay_is_spaced_by_its_distance_from_one() -> None:
-    axis = Axis("beta2", 0.9, 0.9999, 4)
-    assert [axis.value(number) for number in range(4)] == [0.9, 0.99, 0.999, 0.9999]
-    assert axis.value(-1) == 0.0
-    assert axis.value(-2) is None
+    span = Span("beta2", 0.9, 0.9999, 4)
+    assert [span.value(number) for number in range(4)] == [0.9, 0.99, 0.999, 0.9999]
+    assert span.value(-1) == 0.0
+    assert span.value(-2) is None
 
 
 def test_points_beyond_the_grid_keep_its_spacing_and_only_at_an_edge() -> None:
-    axes = (Axis("lr", 1e-3, 1e-1, 3), Axis("weight_decay", 1e-4, 1e-2, 3))
-    points = grid(axes)
+    spans = (Span("lr", 1e-3, 1e-1, 3), Span("weight_decay", 1e-4, 1e-2, 3))
+    points = grid(spans)
     assert len(points) == 9
-    assert list(outward(axes, points, (1, 1))) == []
-    assert [(axis.name, edge, point) for axis, edge, point in outward(axes, points, (2, 0))] == [
+    assert list(outward(spans, points, (1, 1))) == []
+    assert [(span.name, edge, point) for span, edge, point in outward(spans, points, (2, 0))] == [
         ("lr", "upper", (3, 0)),
         ("weight_decay", "lower", (2, -1)),
     ]
-    assert axes[0].value(3) == 1.0
+    assert spans[0].value(3) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -109,15 +109,15 @@ def test_points_beyond_the_grid_keep_its_spacing_and_only_at_an_edge() -> None:
 )
 def test_an_axis_that_cannot_be_gets_one_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=r"^run: ") as refusal:
-        parse_axes([text])
+        parse_spans([text])
     assert str(refusal.value) == sentence
 
 
 def test_axes_are_read_as_they_are_typed() -> None:
-    read = parse_axes(["weight_decay=1e-4:1e-2", "optimizer.beta2=0.9:0.999:5"])
-    assert read == (Axis("weight_decay", 1e-4, 1e-2, 3), Axis("beta2", 0.9, 0.999, 5))
+    read = parse_spans(["weight_decay=1e-4:1e-2", "optimizer.beta2=0.9:0.999:5"])
+    assert read == (Span("weight_decay", 1e-4, 1e-2, 3), Span("beta2", 0.9, 0.999, 5))
     with pytest.raises(ValueError, match="given once for each setting"):
-        parse_axes(["eps=1e-8:1e-4", "optimizer.eps=1e-8:1e-2"])
+        parse_spans(["eps=1e-8:1e-4", "optimizer.eps=1e-8:1e-2"])
 
 
 # One process ----------------------------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ def test_the_best_learning_rate_by_hand(tmp_path: Path) -> None:
 
 def test_what_else_is_tuned_reaches_trials_and_runs(tmp_path: Path) -> None:
     asked = request(tmp_path, *SMALL, "optimizers=['sgd']", "tune.trials=2", "epochs=2")
-    axes = parse_axes(["weight_decay=1e-4:10:2"])
-    found, trials, _ = tuned(asked, axes)
+    spans = parse_spans(["weight_decay=1e-4:10:2"])
+    found, trials, _ = tuned(asked, spans)
     best = found["sgd"][""]
     points = [(lr, decay) for lr in (1e-3, 1e-1) for decay in (1e-4, 10.0)]
     assert [(point["lr"], point["weight_decay"]) for point in best["points"]] == points
@@ -156,7 +156,7 @@ def test_what_else_is_tuned_reaches_trials_and_runs(tmp_path: Path) -> None:
 
 def test_a_setting_that_is_an_optimizers_own_is_tuned_and_one_that_it_lacks_is_left_out(tmp_path: Path) -> None:
     asked = request(tmp_path, *SMALL, "optimizers=['sgd', 'adam']", "tune.trials=2", "epochs=1")
-    found, _, _ = tuned(asked, parse_axes(["eps=1e-8:1e-2:2"]))
+    found, _, _ = tuned(asked, parse_spans(["eps=1e-8:1e-2:2"]))
     assert {arm: best[""]["trials"] for arm, best in found.items()} == {"sgd": 2, "adam": 4}
     assert "values" not in found["sgd"][""]
     model = torch.nn.Linear(2, 2)
@@ -183,15 +183,7 @@ LOW = ("optimizers=['sgd']", "tune.trials=2", "tune.low=1e-3", "tune.high=1e-2",
 
 
 def test_the_grid_goes_on_where_an_edge_is_best(tmp_path: Path) -> None:
-    changes = (
-        "optimizers=['sgd']",
-        "tune.trials=2",
-        "tune.low=1e-4",
-        "tune.high=1e-3",
-        "tune.extensions=9",
-        "epochs=4",
-    )
-    best = tuned(request(tmp_path, *SMALL, *changes))[0]["sgd"][""]
+    best = tuned(request(tmp_path, *SMALL, *LOW, "tune.extensions=9"))[0]["sgd"][""]
     assert [lr for lr, _ in best["tried"]] == [1e-3, 1e-2, 0.1, 1.0]
     assert (best["trials"], best["extensions"], best["lr"]) == (4, 2, 0.1)
     assert best["value"] == max(value for _, value in best["tried"])
@@ -199,15 +191,7 @@ def test_the_grid_goes_on_where_an_edge_is_best(tmp_path: Path) -> None:
 
 
 def test_the_grid_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
-    changes = (
-        "optimizers=['sgd']",
-        "tune.trials=2",
-        "tune.low=1e-4",
-        "tune.high=1e-3",
-        "tune.extensions=1",
-        "epochs=4",
-    )
-    best = tuned(request(tmp_path, *SMALL, *changes))[0]["sgd"][""]
+    best = tuned(request(tmp_path, *SMALL, *LOW, "tune.extensions=1"))[0]["sgd"][""]
     assert (best["trials"], best["extensions"], best["lr"]) == (3, 1, 0.1)
     assert best["warning"] == (
         "The best learning rate is at the upper edge of the range, after 1 point beyond the grid; "
