@@ -120,7 +120,7 @@ class _Cluster:
                 if waiting and time.monotonic() >= look:
                     # A worker that dies makes all its jobs suspect, so none gets a second one to keep.
                     workers = len(self._client.nthreads())
-                    if not workers and not under_way and self._folder:
+                    if not workers and len(waiting) == len(jobs) and self._folder:
                         on_event(waiting[-1], Note("It waits for a worker of the cluster."))
                     for _ in range(min(len(waiting), max(1, workers) - len(under_way))):
                         index = waiting.pop()
@@ -210,13 +210,14 @@ def _end(cluster: LocalCluster) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Dask's log to itself: what matters is told by events."""
-    logger = logging.getLogger("distributed")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in ("distributed", "distributed.client")}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 @contextmanager
