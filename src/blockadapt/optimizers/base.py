@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
 from blockadapt.optimizers.ranks import OwnShards, Ranks, SharedOut, Verdict, is_sharded, require_placements
+from blockadapt.optimizers.standing import Kind, Standing
 from blockadapt.optimizers.storage import State, all_in_form, block_state_names, shapes_of, steps_taken
 from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed, units_of
 from blockadapt.optimizers.update import Update
@@ -68,6 +70,7 @@ class BlockOptimizer(Optimizer):
         self._more_kernels: list[Dispatcher] = []
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
         self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
+        self._standing: dict[int, Standing] = {}
 
     # What a subclass says ------------------------------------------------------------------------------------------
 
@@ -135,11 +138,32 @@ class BlockOptimizer(Optimizer):
         known: dict[tuple[int, int, torch.dtype], Coefficients] = {}
         for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
             update = Update(self.spectral_function)
-            for unit in together:
+            others = self._repeat(bucket, together, update, known)
+            for unit in together if others is None else others:
                 self._prepare(unit, update, known)
+            if others is None:
+                update.finish.append(partial(self._stand, bucket, together))
             update.prepare(self._kernels_of(bucket))
             updates.append(update)
         return updates
+
+    def _repeat(
+        self, bucket: int, units: Sequence[Unit], update: Update, known: dict[tuple[int, int, torch.dtype], Coefficients]
+    ) -> list[Unit] | None:
+        """Put what stands as the last step left it into `update`, all at once; returns the other units, or None: all."""
+        standing = self._standing.get(bucket)
+        steps = standing.steps(units, self._kept_by, self.state) if standing is not None else None
+        if standing is None or steps is None:
+            return None
+        kinds = standing.kinds(steps)
+        if any(is_closed(self.param_groups[kind.index], kind.step) for kind in kinds.values()):
+            return None
+        plans = {key: (self._is_due(kind), self._coefficients_of(kind, known)) for key, kind in kinds.items()}
+        return standing.others if standing.add_to(update, steps, plans) else None
+
+    def _stand(self, bucket: int, units: Sequence[Unit]) -> None:
+        """Nothing has changed since, until the next step finds otherwise."""
+        self._standing[bucket] = Standing(units, self.state)
 
     def _kernels_of(self, bucket: int) -> Dispatcher:
         """Kernels of its own for each bucket: they keep what they know of the blocks that they moved last."""
@@ -166,22 +190,34 @@ class BlockOptimizer(Optimizer):
         """
         group, held = unit.group, [self.state.get(param, {}) for param in unit.params]
         step = self._steps_taken(unit, held[0]) + 1
-        key = unit.index, step, statistics_dtype(unit.owner)
-        coefficients = known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:]))
+        kind = Kind(unit.index, step, statistics_dtype(unit.owner), max(unit.cut.sizes, default=1))
+        coefficients = self._coefficients_of(kind, known)
         closed = is_closed(group, step)
-        kept = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
+        kept = [] if closed else self._kept_by(unit.index)
         states = self._states(unit, held, kept, update)
         if closed:
             for param, state in zip(unit.params, states, strict=True):
                 update.add_scaled(unit, param, state, coefficients)
             return
-        # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
-        due = step <= max(unit.cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
-        refresh = due or not {"basis", "eigenvalues"} <= held[0].keys()
+        refresh = self._is_due(kind) or not {"basis", "eigenvalues"} <= held[0].keys()
         if unit.spans:
             update.add_group(unit, states, refresh, coefficients)
         else:
             update.add_parameter(unit, states[0], refresh, coefficients)
+
+    def _kept_by(self, index: int) -> list[str]:
+        """The state that blocks of a group keep while its clip is open."""
+        group = self.param_groups[index]
+        return block_state_names(group.get("amsgrad", False), group["refresh_every"])
+
+    def _is_due(self, kind: Kind) -> bool:
+        """Whether a basis is to be found anew. Before n steps V has no full rank, and that of its null space is arbitrary."""
+        return kind.step <= kind.n or (kind.step - 1) % int(self.param_groups[kind.index]["refresh_every"]) == 0
+
+    def _coefficients_of(self, kind: Kind, known: dict[tuple[int, int, torch.dtype], Coefficients]) -> Coefficients:
+        """The coefficients of these units, from `known` if others have needed the same."""
+        key = kind[:3]
+        return known.get(key) or known.setdefault(key, self.coefficients(self.param_groups[kind.index], *key[1:]))
 
     def coefficients(self, group: Group, step: int, dtype: torch.dtype) -> Coefficients:
         """All numbers of this group's step number `step`, for statistics of this dtype."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from blockadapt.kernels.contract import Batch, Place, Segment
 from blockadapt.kernels.cpu import thresholds
 from blockadapt.kernels.cpu.compilation import compiled
-from blockadapt.kernels.cpu.safety import OWNER, check_place, gradient_address, span_bytes
+from blockadapt.kernels.cpu.safety import OWNER, check_place, gradient_addresses, span_bytes
 from blockadapt.kernels.cpu.scratch import LINE, offsets
 from blockadapt.kernels.cpu.spectral import Form
 from blockadapt.kernels.cpu.step import worker
@@ -50,7 +50,8 @@ class WorkList:
         real = _REALS[batch.dtype]
         self._batch = batch
         self._places = [weakref.ref(place) for place in places]
-        self._reaches = [_reach(place) for place in places]
+        self._offsets = np.array([place.offset * place.x.itemsize for place in places], dtype=np.int64)
+        self._reaches = self._offsets + np.array([span_bytes(place.x) for place in places], dtype=np.int64)
         self._worker = worker_for(real, lanes_form(batch.function)).ctypes
         self._tensors = np.array([_tensor_rows(place) for place in places], dtype=np.int64)
         self._extents = np.array([_extents(place) for place in places], dtype=np.int64)
@@ -90,14 +91,10 @@ class WorkList:
 
     def fill_in_(self, segments: Sequence[Segment]) -> None:
         """What each step brings anew; nothing is left then that could raise."""
-        dtype = self._batch.dtype
-        self._tensors[:, GRAD, ADDRESS] = [
-            gradient_address(segment.place, segment.grad, dtype, reach)
-            for segment, reach in zip(segments, self._reaches, strict=True)
-        ]
-        coefficients = segments[0].coefficients
-        one = all(segment.coefficients is coefficients for segment in segments)
-        self._coefficients[:] = coefficients.terms if one else [segment.coefficients.terms for segment in segments]
+        _, grads, _, coefficients = zip(*segments, strict=True)
+        self._tensors[:, GRAD, ADDRESS] = self._offsets + gradient_addresses(grads, self._batch.dtype, self._reaches)
+        one = len({*map(id, coefficients)}) == 1  # no copying where all are at the same step, as almost always
+        self._coefficients[:] = coefficients[0].terms if one else [each.terms for each in coefficients]
         threads = torch.get_num_threads()
         if threads != self._threads:
             self._share_out_(threads)
@@ -150,11 +147,6 @@ def _tensor_rows(place: Place) -> list[tuple[int, ...]]:
 def _extents(place: Place) -> Extents:
     _, minors, length = place.x.shape
     return Extents(minors, length, place.num_blocks)
-
-
-def _reach(place: Place) -> int:
-    """Bytes from a gradient's first element to the end of the place's part of it."""
-    return place.offset * place.x.itemsize + span_bytes(place.x)
 
 
 # What threads run -------------------------------------------------------------------------------------------------
