@@ -41,6 +41,8 @@ _FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend
 """Options that some optimizers of the family have in their param groups, and others do not."""
 
 Closure = Callable[[], Any]
+KnownCoefficients = dict[tuple[int, int, torch.dtype], Coefficients]
+"""Coefficients that units of a step share, by group, step and dtype."""
 
 
 class BlockOptimizer(Optimizer):
@@ -135,7 +137,7 @@ class BlockOptimizer(Optimizer):
         if not self._has_usable_gradients():
             return None
         updates = []
-        known: dict[tuple[int, int, torch.dtype], Coefficients] = {}
+        known: KnownCoefficients = {}
         for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
             update = Update(self.spectral_function)
             others = self._repeat(bucket, together, update, known)
@@ -148,15 +150,15 @@ class BlockOptimizer(Optimizer):
         return updates
 
     def _repeat(
-        self, bucket: int, units: Sequence[Unit], update: Update, known: dict[tuple[int, int, torch.dtype], Coefficients]
+        self, bucket: int, units: Sequence[Unit], update: Update, known: KnownCoefficients
     ) -> list[Unit] | None:
-        """Put what stands as the last step left it into `update`, all at once; returns the other units, or None: all."""
+        """Put what stands as the last step left it into `update`, all at once; returns the others, None for all."""
         standing = self._standing.get(bucket)
         steps = standing.steps(units, self._kept_by, self.state) if standing is not None else None
         if standing is None or steps is None:
             return None
         kinds = standing.kinds(steps)
-        if any(is_closed(self.param_groups[kind.index], kind.step) for kind in kinds.values()):
+        if any(is_closed(self.param_groups[kind.group], kind.step) for kind in kinds.values()):
             return None
         plans = {key: (self._is_due(kind), self._coefficients_of(kind, known)) for key, kind in kinds.items()}
         return standing.others if standing.add_to(update, steps, plans) else None
@@ -183,7 +185,7 @@ class BlockOptimizer(Optimizer):
         self._ranks.share_out(units)
         return units
 
-    def _prepare(self, unit: Unit, update: Update, known: dict[tuple[int, int, torch.dtype], Coefficients]) -> None:
+    def _prepare(self, unit: Unit, update: Update, known: KnownCoefficients) -> None:
         """Put one unit's part of the step into `update`; changes nothing.
 
         `known` has the coefficients that other units needed: parameters of a group are almost always at the same step.
@@ -211,13 +213,16 @@ class BlockOptimizer(Optimizer):
         return block_state_names(group.get("amsgrad", False), group["refresh_every"])
 
     def _is_due(self, kind: Kind) -> bool:
-        """Whether a basis is to be found anew. Before n steps V has no full rank, and that of its null space is arbitrary."""
-        return kind.step <= kind.n or (kind.step - 1) % int(self.param_groups[kind.index]["refresh_every"]) == 0
+        """Whether a basis is to be found anew.
 
-    def _coefficients_of(self, kind: Kind, known: dict[tuple[int, int, torch.dtype], Coefficients]) -> Coefficients:
+        Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
+        """
+        return kind.step <= kind.n or (kind.step - 1) % int(self.param_groups[kind.group]["refresh_every"]) == 0
+
+    def _coefficients_of(self, kind: Kind, known: KnownCoefficients) -> Coefficients:
         """The coefficients of these units, from `known` if others have needed the same."""
         key = kind[:3]
-        return known.get(key) or known.setdefault(key, self.coefficients(self.param_groups[kind.index], *key[1:]))
+        return known.get(key) or known.setdefault(key, self.coefficients(self.param_groups[kind.group], *key[1:]))
 
     def coefficients(self, group: Group, step: int, dtype: torch.dtype) -> Coefficients:
         """All numbers of this group's step number `step`, for statistics of this dtype."""

@@ -51,7 +51,8 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
 def _fit(params: Sequence[Tensor]) -> bool:
     """Whether all gradients are as they should be: in a few passes that run in C, for there may be many."""
     grads: list[Any] = [param.grad for param in params]
-    if any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in {*map(type, grads)}):
+    kinds: set[type[Tensor]] = {*map(type, grads)}
+    if any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds):
         return False
     if {*map(_layout, grads)} - {torch.strided} or not all(kind.is_floating_point for kind in {*map(_dtype, grads)}):
         return False

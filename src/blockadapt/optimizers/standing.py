@@ -29,13 +29,13 @@ class Kind(NamedTuple):
     """What decides a unit's coefficients and whether its basis is due: equal for almost all units of a group.
 
     Attributes:
-        index: Its param group.
+        group: The index of its param group.
         step: The number of the step to take.
         dtype: That of its statistics.
         n: Its largest block.
     """
 
-    index: int
+    group: int
     step: int
     dtype: torch.dtype
     n: int
@@ -54,7 +54,7 @@ class Standing:
         members = [unit for unit in units if unit.known is not None and unit.places and unit.share is None]
         self.others = [unit for unit in units if unit not in {*members}]
         self._owners = [unit.owner for unit in members]
-        self._kept = {(unit.index, *unit.known.kept) for unit in members if unit.known is not None}
+        self._kept = {(unit.index, tuple(unit.known.kept)) for unit in members if unit.known is not None}
         states = [state[owner] for owner in self._owners]
         self._names = [*chain.from_iterable(states)]
         self._entries = [*chain.from_iterable(map(dict.values, states))]
@@ -73,7 +73,7 @@ class Standing:
 
         `kept` gives the state that blocks of a group keep.
         """
-        if units != self._units or any((index, *kept(index)) != (index, *names) for index, *names in self._kept):
+        if units != self._units or any(tuple(kept(group)) != names for group, names in self._kept):
             return None
         states: list[Any] = [*map(state.get, self._owners)]
         if {*map(type, states)} - {dict} or [*chain.from_iterable(states)] != self._names:
@@ -122,8 +122,8 @@ class Standing:
 class Lie:
     """Where tensors lie and how they are to be read: addresses, dtypes, strides, counts, and no sign that waits.
 
-    Together these tell of another shape too, for what is contiguous, as state is. Parameters' shapes are asked for where
-    their cut is (`Units`). A count is read in a third of the time.
+    Together these tell of another shape too, for what is contiguous, as state is. Parameters' shapes are asked for
+    where their cut is (`Units`). A count is read in a third of the time.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

@@ -173,10 +173,7 @@ class Unit:
 
     def is_moved(self) -> bool:
         """Whether any of it has a gradient."""
-        for param in self.params:  # any() would take twice as long, and each step asks every unit
-            if param.grad is not None:
-                return True
-        return False
+        return self.owner.grad is not None or any(param.grad is not None for param in self.params[1:])
 
     def is_known(self, kept: Sequence[str], states: Sequence[Mapping[str, Any]]) -> bool:
         """Whether all is as the last step left it."""

@@ -77,8 +77,10 @@ def gradient_addresses(grads: Sequence[Tensor], dtype: torch.dtype, reaches: np.
 
 def _are_plain(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
     """`_is_plain` for all of them, of this dtype."""
-    kinds = all(kind.__torch_dispatch__ is _NO_DISPATCH for kind in {*map(type, tensors)})
-    return kinds and {*map(_dtype, tensors)} == {dtype} and all(map(_is_cpu, tensors)) and not any(map(_is_neg, tensors))
+    kinds: set[type[Tensor]] = {*map(type, tensors)}
+    if {*map(_dtype, tensors)} != {dtype} or any(kind.__torch_dispatch__ is not _NO_DISPATCH for kind in kinds):
+        return False
+    return all(map(_is_cpu, tensors)) and not any(map(_is_neg, tensors))
 
 
 def _bytes_held(tensors: Sequence[Tensor]) -> np.ndarray:
