@@ -16,6 +16,7 @@ from blockadapt.errors import NonFiniteGradientError
 from blockadapt.kernels import Coefficients, Descent, Dispatcher, Kernel, get_kernel
 from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
+from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
 from blockadapt.optimizers.ranks import OwnShards, Ranks, SharedOut, Verdict, is_sharded, require_placements
 from blockadapt.optimizers.standing import Kind, Standing
@@ -23,7 +24,7 @@ from blockadapt.optimizers.storage import State, all_in_form, block_state_names,
 from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed, units_of
 from blockadapt.optimizers.update import Update
 from blockadapt.partition import IndexGroups, require_grouping
-from blockadapt.spectrum import INVERSE_ROOT, SpectralFunction, Spectrum, SpectrumClip, resolution_of
+from blockadapt.spectrum import INVERSE_ROOT, Estimate, SpectralFunction, Spectrum, SpectrumClip, resolution_of
 from blockadapt.validation import (
     Described,
     is_plain,
@@ -36,7 +37,7 @@ from blockadapt.validation import (
     require_number,
 )
 
-_NOT_OPTIONS = ("params", "param_names", "base_lr", "initial_lr", "differentiable", checkpoint.FORMAT_KEY)
+_NOT_OPTIONS = ("params", "param_names", "peak_lr", "initial_lr", "differentiable", checkpoint.FORMAT_KEY)
 _FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend", "process_group")
 """Options that some optimizers of the family have in their param groups, and others do not."""
 
@@ -63,7 +64,7 @@ class BlockOptimizer(Optimizer):
         self._backend = backend
         self._process_group = process_group
         self._set_up()
-        super().__init__(params, {**defaults, "skipped_steps": 0})
+        super().__init__(params, {**defaults, "skipped_steps": 0, "estimate": tuple(Estimate())})
 
     def _set_up(self) -> None:
         """Make what is not kept in a copy or a pickle."""
@@ -71,6 +72,7 @@ class BlockOptimizer(Optimizer):
         self.kernels = get_kernel(self._backend, owner)
         self._more_kernels: list[Dispatcher] = []
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
+        self._estimates = Estimates(owner)
         self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
         self._standing: dict[int, Standing] = {}
 
@@ -128,7 +130,10 @@ class BlockOptimizer(Optimizer):
         for bucket, update in enumerate(updates or ()):
             update.write_()
             self._ranks.publish(bucket)
+        self._estimates.add_up(self.param_groups)
         self._ranks.finish_()
+        for group in self.param_groups:
+            group["peak_lr"] = _peak(group)
         return loss
 
     def _made_ready(self) -> list[Update] | None:
@@ -136,6 +141,7 @@ class BlockOptimizer(Optimizer):
         units = self.units()
         if not self._has_usable_gradients():
             return None
+        self._estimates.begin()
         updates = []
         known: KnownCoefficients = {}
         for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
@@ -160,7 +166,14 @@ class BlockOptimizer(Optimizer):
         kinds = standing.kinds(steps)
         if any(is_closed(self.param_groups[kind.group], kind.step) for kind in kinds.values()):
             return None
-        plans = {key: (self._is_due(kind), self._coefficients_of(kind, known)) for key, kind in kinds.items()}
+        plans = {
+            key: (
+                self._is_due(kind),
+                self._coefficients_of(kind, known),
+                self._estimates.tally(standing.first[kind.group]),
+            )
+            for key, kind in kinds.items()
+        }
         return standing.others if standing.add_to(update, steps, plans) else None
 
     def _stand(self, bucket: int, units: Sequence[Unit]) -> None:
@@ -202,10 +215,11 @@ class BlockOptimizer(Optimizer):
                 update.add_scaled(unit, param, state, coefficients)
             return
         refresh = self._is_due(kind) or not {"basis", "eigenvalues"} <= held[0].keys()
+        tally = self._estimates.tally(unit)
         if unit.spans:
-            update.add_group(unit, states, refresh, coefficients)
+            update.add_group(unit, states, refresh, coefficients, tally)
         else:
-            update.add_parameter(unit, states[0], refresh, coefficients)
+            update.add_parameter(unit, states[0], refresh, coefficients, tally)
 
     def _kept_by(self, index: int) -> list[str]:
         """The state that blocks of a group keep while its clip is open."""
@@ -241,12 +255,22 @@ class BlockOptimizer(Optimizer):
             float(group["eps"]),
             resolution=resolution_of(dtype),
         )
-        clip: SpectrumClip | None = group["clip"]
-        if clip is not None:
-            schedule = lr / float(group["base_lr"])
-            lower, upper = (clip.final_lr * schedule,) * 2 if clip.is_closed(step) else clip.bounds(step, schedule)
+        target = self.final_lr(group)
+        if target is not None:
+            lower, upper = (target, target) if is_closed(group, step) else group["clip"].bounds(step, target)
             spectrum = spectrum._replace(lower=lower, upper=upper)
         return Coefficients(descent, first, second, spectrum)
+
+    def final_lr(self, group: Group) -> float | None:
+        """α* of a param group at its present lr; None without a clip, and before an `"auto"` one has measured it."""
+        self._estimates.read()
+        clip: SpectrumClip | None = group["clip"]
+        if clip is None:
+            return None
+        if clip.final_lr != "auto":
+            return clip.final_lr * float(group["lr"]) / float(_peak(group))
+        ratio = Estimate.of(type(self).__name__, group["estimate"]).ratio
+        return None if ratio is None else ratio * float(group["lr"])
 
     # State ---------------------------------------------------------------------------------------------------------
 
@@ -366,7 +390,7 @@ class BlockOptimizer(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         lr = group["lr"]
-        group.setdefault("base_lr", lr.clone() if isinstance(lr, Tensor) else lr)
+        group.setdefault("peak_lr", lr.clone() if isinstance(lr, Tensor) else lr)
         group[checkpoint.FORMAT_KEY] = checkpoint.FORMAT
         try:
             self.require_group(group)
@@ -396,7 +420,7 @@ class BlockOptimizer(Optimizer):
     def _require_options_of(self, group: Group) -> None:
         """Raise unless every option of this group but lr is valid by itself."""
         owner = type(self).__name__
-        for name in sorted({*self.defaults, "base_lr"} - {"differentiable"}):
+        for name in sorted({*self.defaults, "peak_lr"} - {"differentiable"}):
             require(name in group, owner, name, "an option of every param group", Described("a group without it"))
         for name in [name for name in group if name not in {*self.defaults, *_NOT_OPTIONS}]:
             # Other keys are the user's own; a slip in an option's name must not become one.
@@ -409,8 +433,10 @@ class BlockOptimizer(Optimizer):
         self._require_options(group)
         clip = group["clip"]
         require(clip is None or isinstance(clip, SpectrumClip), owner, "clip", "a SpectrumClip or None", clip)
-        rule = "> 0 where `clip` is set, because its bounds follow lr / base_lr"
-        require(clip is None or float(group["base_lr"]) > 0, owner, "lr", rule, group["base_lr"])
+        given = clip is not None and clip.final_lr != "auto"
+        rule = "> 0 where `clip` has a `final_lr`, because its bounds follow lr / peak_lr"
+        require(not given or float(group["peak_lr"]) > 0, owner, "lr", rule, group["peak_lr"])
+        Estimate.of(owner, group["estimate"])
         require_integer(owner, "refresh_every", group["refresh_every"], least=1)
         for name in ("amsgrad", "bias_correction", "maximize"):
             if name in self.defaults:
@@ -453,6 +479,7 @@ class BlockOptimizer(Optimizer):
                 f"{type(self).__name__}: an optimizer with a `process_group` cannot be copied or pickled; "
                 f"save its state_dict with torch.distributed.checkpoint."
             )
+        self._estimates.read()
         return {**super().__getstate__(), "_backend": self._backend, "_process_group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -463,6 +490,7 @@ class BlockOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state as tensors and plain data, blocks one after another: `torch.load(weights_only=True)` reads it."""
         self._ranks.require_whole()
+        self._estimates.read()
         return checkpoint.written(f"{type(self).__name__}.state_dict", super().state_dict(), self.units())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -476,3 +504,11 @@ class BlockOptimizer(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
+
+
+def _peak(group: Group) -> Any:
+    """The largest lr of a group so far, its present one included."""
+    lr, peak = group["lr"], group["peak_lr"]
+    if float(lr) <= float(peak):
+        return peak
+    return lr.clone() if isinstance(lr, Tensor) else lr

@@ -170,7 +170,7 @@ def _require_same_groups(owner: str, optimizer: Loads, saved_groups: list[dict[s
             f"{owner}: the state has groups of {saved_counts} parameters, the optimizer has groups of {counts}."
         )
     for index, saved in enumerate(saved_groups):
-        missing = sorted({*optimizer.defaults, "base_lr"} - {*saved} - {"differentiable"})
+        missing = sorted({*optimizer.defaults, "peak_lr"} - {*saved} - {"differentiable"})
         if missing:
             raise ValueError(
                 f"{owner}: param group {index} of the state has no {', '.join(f'`{name}`' for name in missing)}; "

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Batch, Coefficients, Place, Segment
+from blockadapt.kernels import Batch, Coefficients, Place, Segment, Tally
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.storage import State
 from blockadapt.optimizers.unit import COUNTS, Unit
@@ -41,18 +41,27 @@ class Kind(NamedTuple):
     n: int
 
 
+Plan = tuple[bool, Coefficients, Tally | None]
+"""What a segment has besides its place and its gradient."""
+
+
 class Standing:
     """Units as the last step left them: those that move where they lie, in flat lists, and the others.
 
     Args:
         units: All units of the last step.
         state: The optimizer's.
+
+    Attributes:
+        others: Those that have to be copied to be moved, or that are shared out.
+        first: The first of those in flat lists, for each param group.
     """
 
     def __init__(self, units: Sequence[Unit], state: Mapping[Tensor, State]) -> None:
         self._units = list(units)
         members = [unit for unit in units if unit.known is not None and unit.places and unit.share is None]
         self.others = [unit for unit in units if unit not in {*members}]
+        self.first = {unit.index: unit for unit in reversed(members)}
         self._owners = [unit.owner for unit in members]
         self._kept = {(unit.index, tuple(unit.known.kept)) for unit in members if unit.known is not None}
         states = [state[owner] for owner in self._owners]
@@ -93,10 +102,10 @@ class Standing:
             for kind, taken in {*zip(self._kinds, steps, strict=True)}
         }
 
-    def add_to(self, update: Update, steps: Sequence[int], plans: Mapping[Any, tuple[bool, Coefficients]]) -> bool:
+    def add_to(self, update: Update, steps: Sequence[int], plans: Mapping[Any, Plan]) -> bool:
         """Put all members into an update, or none of them where a gradient has to be copied first.
 
-        `plans` has for each of the `kinds` whether its basis is found anew, and its coefficients.
+        `plans` has that of each of the `kinds`.
         """
         grads = [*map(_grad, self._owners)]
         if [*map(_dtype, grads)] != self._dtypes or [*map(Tensor.stride, grads)] != self._strides:
@@ -104,11 +113,9 @@ class Standing:
         if any(map(Tensor.is_neg, grads)) or any(map(Tensor._is_zerotensor, grads)):
             return False
         if len(plans) == 1:
-            ((refresh, coefficients),) = plans.values()
+            (plan,) = plans.values()
             for batch, places, taken in self._batches:
-                update.batches[batch] = [
-                    *map(_segment, zip(places, taken(grads), repeat(refresh), repeat(coefficients), strict=False))
-                ]
+                update.batches[batch] = [*map(_segment, zip(places, taken(grads), *map(repeat, plan), strict=False))]
         else:
             chosen = [plans[key] for key in zip(self._kinds, steps, strict=True)]
             for batch, places, taken in self._batches:

@@ -81,6 +81,11 @@ class Share(Protocol):
         """The rows [first, last) of its parameter's first axis; None for all of it."""
         ...
 
+    @property
+    def processes(self) -> Any:
+        """The process group whose processes hold other rows; None if all rows lie here."""
+        ...
+
     def part(self, param: Tensor) -> Tensor:
         """These rows of a parameter, in the memory where they are moved."""
         ...
@@ -204,9 +209,10 @@ def _cut(group: Group, params: Sequence[Tensor]) -> Cut:
 
 
 def is_closed(group: Group, step: int) -> bool:
-    """Whether the clip's interval has closed, so that blocks keep nothing."""
+    """Whether the clip's interval has closed, so that blocks keep nothing. It cannot before α* is known."""
     clip: SpectrumClip | None = group["clip"]
-    return clip is not None and step > 0 and clip.is_closed(step)
+    known = clip is not None and (clip.final_lr != "auto" or group["estimate"][1] > 0)
+    return clip is not None and known and step > 0 and clip.is_closed(step)
 
 
 def describe(group: Group, index: int, position: int) -> str:
@@ -272,7 +278,7 @@ def _options(group: Group) -> list[Any]:
     return [list(group), [*map(type, values)], [list(value) if isinstance(value, list) else value for value in values]]
 
 
-_APART = ("params", "param_names", "lr", "skipped_steps")
+_APART = ("params", "param_names", "lr", "skipped_steps", "estimate")
 
 
 def _cutting(group: Group) -> list[Any]:

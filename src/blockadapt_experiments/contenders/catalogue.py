@@ -72,6 +72,7 @@ class OptimizerSettings:
             with learning rate η and momentum 0.9 has 10η.
         clip_progress: γT, how far the interval has closed at the end, for any number of steps T. The paper's CIFAR runs
             have γ = 1e-3 and 234,600 steps.
+        auto_clip_progress: γT of the clip that measures α*. It knows nothing at first, so it is to close more slowly.
         refresh_every: Steps that the block methods keep an eigenbasis for.
         soap_largest_axis: The longest axis of a tensor that SOAP has a basis for; along longer ones it stays diagonal.
         ggt_window: r of GGT, the gradients it keeps.
@@ -97,6 +98,7 @@ class OptimizerSettings:
     decoupled_weight_decay: float = 0.01
     final_lr: float = 0.1
     clip_progress: float = 235.0
+    auto_clip_progress: float = 1.0
     refresh_every: int = 1
     soap_largest_axis: int = 10_000
     ggt_window: int = 50
@@ -110,7 +112,7 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         owner = "optimizer"
-        for name in ("eps", "final_lr", "clip_progress"):
+        for name in ("eps", "final_lr", "clip_progress", "auto_clip_progress"):
             require_number(owner, name, getattr(self, name), above=0)
         for name in ("beta1", "beta2", "rms_decay", "momentum"):
             require_beta(owner, name, getattr(self, name))
@@ -389,18 +391,29 @@ def _block_groups(model: nn.Module, settings: OptimizerSettings) -> Any:
     ]
 
 
-def _block_adam(amsgrad: bool = False, clipped: bool = False) -> Builder:
+Clip = Callable[[OptimizerSettings, int], SpectrumClip | None]
+
+
+def _block_adam(amsgrad: bool = False, clip: Clip = lambda settings, steps: None) -> Builder:
     """`BlockAdam`."""
 
     def build(model: nn.Module, lr: float, settings: OptimizerSettings, steps: int) -> Optimizer:
         return BlockAdam(
             **_block_options(model, lr, settings),
             **_block_adam_options(settings),
-            clip=SpectrumClip(settings.final_lr, settings.clip_progress / steps) if clipped else None,
+            clip=clip(settings, steps),
             amsgrad=amsgrad,
         )
 
     return build
+
+
+def _to_final_lr(settings: OptimizerSettings, steps: int) -> SpectrumClip:
+    return SpectrumClip(settings.final_lr, settings.clip_progress / steps)
+
+
+def _to_what_it_measures(settings: OptimizerSettings, steps: int) -> SpectrumClip:
+    return SpectrumClip("auto", settings.auto_clip_progress / steps)
 
 
 def _block_adam_options(settings: OptimizerSettings) -> dict[str, Any]:
@@ -471,7 +484,16 @@ CONTENDERS: dict[str, Contender] = {
         Contender("shampoo", "Shampoo", "other", "kronecker", False, 1e-3, _shampoo),
         Contender("ggt", "GGT", "other", "low-rank", False, 1e-3, _ggt),
         Contender("block-adam", "Block-Adam", "adam", "block", False, 1e-3, _block_adam()),
-        Contender("block-adam-clip", "Block-Adam + clip", "adam", "block", True, 1e-3, _block_adam(clipped=True)),
+        Contender("block-adam-clip", "Block-Adam + clip", "adam", "block", True, 1e-3, _block_adam(clip=_to_final_lr)),
+        Contender(
+            "block-adam-auto-clip",
+            "Block-Adam + auto clip",
+            "adam",
+            "block",
+            True,
+            1e-3,
+            _block_adam(clip=_to_what_it_measures),
+        ),
         Contender("block-adamw", "Block-AdamW", "adam", "block", False, 1e-3, _block_adamw),
         Contender("block-amsgrad", "Block-AMSGrad", "adam", "block", False, 1e-3, _block_adam(amsgrad=True)),
         Contender("block-rmsprop", "Block-RMSprop", "rmsprop", "block", False, 1e-3, _block_rmsprop(clipped=False)),

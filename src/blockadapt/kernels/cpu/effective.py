@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockadapt.kernels.cpu.jit import jit
-from blockadapt.kernels.cpu.simd import broadcast, load, maximum, minimum, select, store
+from blockadapt.kernels.cpu.jit import inlined, jit
+from blockadapt.kernels.cpu.simd import broadcast, fma, load, maximum, minimum, select, store, total, widen
 from blockadapt.kernels.cpu.spectral import evaluate
 from blockadapt.kernels.cpu.tables import TERM
 from blockadapt.kernels.cpu.tile_io import from_lanes_, to_lanes_
 
 
 @jit
-def effective_(n: int, d: Any, y: Any, terms: Any, form: Any, L: int) -> None:
-    """y ← s(λ) y with s = clip(f(λ / correction), lower, upper), λ no less than resolution · λ_max."""
+def effective_(n: int, d: Any, y: Any, terms: Any, sums: Any, form: Any, L: int) -> None:
+    """y ← s(λ) y with s = clip(f(λ / correction), lower, upper), λ no less than resolution · λ_max.
+
+    Where there is room for `sums`, each lane's Σ f(λ) y² / c and Σ y² / c² go there, c being m's correction: see
+    `contract.Tally`. They are float64, where no square is lost.
+    """
     f = d.dtype.type
     largest = broadcast(f(0))
     for i in range(n):
@@ -22,9 +26,32 @@ def effective_(n: int, d: Any, y: Any, terms: Any, form: Any, L: int) -> None:
     lr, damping = load(terms, TERM.spectrum.lr * L), load(terms, TERM.spectrum.damping * L)
     lower, upper = load(terms, TERM.spectrum.lower * L), load(terms, TERM.spectrum.upper * L)
     unbias = broadcast(f(1)) / load(terms, TERM.spectrum.correction * L)
+    if sums.size == 0:
+        for i in range(n):
+            s = evaluate(form, maximum(load(d, i * L), floor) * unbias, lr, damping)
+            store(y, i * L, load(y, i * L) * minimum(maximum(s, lower), upper))
+        return
+    along, square = broadcast(0.0), broadcast(0.0)
     for i in range(n):
         s = evaluate(form, maximum(load(d, i * L), floor) * unbias, lr, damping)
-        store(y, i * L, load(y, i * L) * minimum(maximum(s, lower), upper))
+        row = load(y, i * L)
+        power = widen(row) * widen(row)
+        along, square = fma(widen(s), power, along), square + power
+        store(y, i * L, row * minimum(maximum(s, lower), upper))
+    c = widen(load(terms, TERM.first.correction * L))
+    store(sums, 0, along / c)
+    store(sums, L, square / (c * c))
+
+
+@inlined
+def tally_(tables: Any, tile: int, sums: Any, L: int) -> None:
+    """Add up what the lanes of a tile have measured, if anybody measures.
+
+    Each tile has a place of its own for it, so threads change no bit.
+    """
+    if sums.size != 0:
+        tables.sums[0, tile] = total(load(sums, 0))
+        tables.sums[1, tile] = total(load(sums, L))
 
 
 @jit

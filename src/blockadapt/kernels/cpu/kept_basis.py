@@ -26,7 +26,7 @@ def step_in_kept_basis_(
     finite = check == zero
     if has[LARGEST] != 0:
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, finite, L)
-    effective_(n, s.d, s.e, s.terms, form, L)
+    effective_(n, s.d, s.e, s.terms, s.sums, form, L)
     from_eigenbasis_(n, basis, s.e, s.y, next_v, L)
     return finite
 

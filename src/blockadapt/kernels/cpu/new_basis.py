@@ -53,7 +53,7 @@ def step_in_new_basis_(
             store(eigenvalues, i * L, select(finite, value, unknown))
     if has[LARGEST] != 0:
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, solved, L)
-    effective_(n, s.d, s.y, s.terms, form, L)
+    effective_(n, s.d, s.y, s.terms, s.sums, form, L)
     if has[BASIS] != 0:
         form_rotations_(n, basis, s.log, s.ends, sweeps, L)
         reverse_(n, basis, reversed_, n, L)
@@ -148,7 +148,10 @@ def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has
         s.q[lane] = f(1)
         this = load(s.q, 0) == broadcast(f(1))
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, this, L)
-    effective_(n, s.d, s.e, s.terms, form, L)
+    sums = s.wide.u[: s.sums.size]
+    effective_(n, s.d, s.e, s.terms, sums, form, L)
+    for i in range(lane, s.sums.size, L):
+        s.sums[i] = sums[i]
     for i in range(n):
         total = 0.0
         for j in range(n):

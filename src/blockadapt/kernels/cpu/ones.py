@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from blockadapt.kernels.cpu.effective import effective_
+from blockadapt.kernels.cpu.effective import effective_, tally_
 from blockadapt.kernels.cpu.jit import inlined, jit
 from blockadapt.kernels.cpu.simd import (
     LANES,
@@ -61,7 +61,7 @@ def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
                     store(lanes, role * L, load_row(lie.where[role, 0], lanes))
                 elif has[role] != 0:
                     store(lanes, role * L, gather(lie.where[role], 0, lanes))
-            step_ones_(lanes, has, s.terms, form, L)
+            step_ones_(lanes, has, s.terms, s.sums, form, L)
             for role in range(STRIDED):
                 if has[role] != 0 and role != GRAD and contiguous:
                     store_row(lie.where[role, 0], load(lanes, role * L))
@@ -72,11 +72,12 @@ def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
                 offset = (tile * L - tables.starts[segment]) * size
                 store_row(tensors[segment, BASIS, ADDRESS] + offset, broadcast(lanes.dtype.type(1)))
                 store_row(tensors[segment, EIGENVALUES, ADDRESS] + offset, load(lanes, V * L))
+            tally_(tables, tile, s.sums, L)
             tile += 1
 
 
 @inlined
-def step_ones_(lanes: Any, has: Any, terms: Any, form: Any, L: int) -> None:
+def step_ones_(lanes: Any, has: Any, terms: Any, sums: Any, form: Any, L: int) -> None:
     """The step for one tile of blocks of 1: a row of lanes for each tensor that lies by block, in their order."""
     f = lanes.dtype.type
     zero = broadcast(f(0))
@@ -96,6 +97,6 @@ def step_ones_(lanes: Any, has: Any, terms: Any, form: Any, L: int) -> None:
         adapted = select(finite, maximum(second_moment, load(lanes, LARGEST * L)), load(lanes, LARGEST * L))
     store(lanes, LARGEST * L, adapted)
     store(lanes, X * L, m)
-    effective_(1, lanes[LARGEST * L :], lanes[X * L :], terms, form, L)
+    effective_(1, lanes[LARGEST * L :], lanes[X * L :], terms, sums, form, L)
     move = select(finite, load(lanes, X * L), broadcast(f(np.nan)))
     store(lanes, X * L, fma(load(terms, TERM.descent.shrink * L), x, -move))

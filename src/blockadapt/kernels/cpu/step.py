@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from blockadapt.kernels.cpu.effective import tally_
 from blockadapt.kernels.cpu.jit import inlined, jit
 from blockadapt.kernels.cpu.kept_basis import step_in_kept_basis_
 from blockadapt.kernels.cpu.new_basis import step_by_jacobi_, step_in_new_basis_
@@ -60,15 +61,18 @@ def worker(real: Any, form: Form = INVERSE_ROOT) -> Callable[[Any], None]:
 def carry_out(entries: Any, coefficients: Any, form: Any) -> None:
     """What each thread does with a work list: take the next chunk of tiles until none is left."""
     n, segments, most, kept = entries[ENTRY.n], entries[ENTRY.segments], entries[ENTRY.sweeps], entries[ENTRY.kept] != 0
+    chunks = carray(pointer(entries[ENTRY.chunks_at]), (entries[ENTRY.chunks] + 1,), np.int64)
+    measured = entries[ENTRY.sums_at] != 0
+    tiles = chunks[-1] if measured else 0
     tables = Tables(
         tensors=carray(pointer(entries[ENTRY.tensors_at]), (segments, len(TENSORS), 4), np.int64),
         extents=carray(pointer(entries[ENTRY.extents_at]), (segments, len(EXTENT)), np.int64),
         coefficients=coefficients,
         starts=carray(pointer(entries[ENTRY.starts_at]), (segments + 1,), np.int64),
+        sums=carray(pointer(entries[ENTRY.sums_at]), (2, tiles), np.float64),
     )
-    chunks = carray(pointer(entries[ENTRY.chunks_at]), (entries[ENTRY.chunks] + 1,), np.int64)
     thread = take_ticket(entries, ENTRY.workers)
-    s = scratch_at(entries[ENTRY.scratch_at] + thread * entries[ENTRY.scratch_bytes], n, most, coefficients)
+    s = scratch_at(entries[ENTRY.scratch_at] + thread * entries[ENTRY.scratch_bytes], n, most, coefficients, measured)
     s.lie.blank[:] = 0
     while True:
         chunk = take_ticket(entries, ENTRY.ticket)
@@ -125,6 +129,7 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
                     if s.u[lane] != 0:
                         step_by_jacobi_(n, lane, s, basis, eigenvalues, has, form, L)
                         by_jacobi += 1
+        tally_(tables, tile, s.sums, L)
         move_(n, s, finite, L)
         put_(n, s.x, lie.where[X], lie.steps[X], lie.lengths, contiguous, lie.spare)
     return by_jacobi
