@@ -12,6 +12,7 @@ from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Coefficients, Kernel, Segment
 from blockadapt.kernels.layout import by_block, write_by_block_
+from blockadapt.kernels.reflections import reflections_length, reflections_of, turned
 from blockadapt.moments import unpack, updated_second_moment
 from blockadapt.spectrum import unclipped
 
@@ -39,7 +40,8 @@ class EighKernel(Kernel):
         m = torch.lerp(g, _rows(old, n), first.beta)
         V = updated_second_moment(_rows([place.second_moment for place in places]), g, second.decay, second.weight)
 
-        eigenvalues, basis = _decompose(segments, V, g, second.decay, second.weight)
+        basis = _Basis.of(segments, V)
+        eigenvalues = V if basis is None else basis.eigenvalues(segments, g, second.decay, second.weight)
         adapted = list(eigenvalues.split(counts))
         largest: list[Tensor | None] = [None] * len(segments)
         for i, place in enumerate(places):
@@ -48,18 +50,18 @@ class EighKernel(Kernel):
 
         f = unclipped(torch.cat(adapted), spectrum, batch.function)
         s = f.clamp(spectrum.lower, spectrum.upper)
-        y = m if basis is None else (basis.mT @ m.unsqueeze(-1)).squeeze(-1)
-        direction = s * y if basis is None else (basis @ (s * y).unsqueeze(-1)).squeeze(-1)
+        y = m if basis is None else basis.turn(m)
+        direction = s * y if basis is None else basis.turn(s * y, back=True)
         measured = any(segment.tally is not None for segment in segments)
         sums = _sums(f, y, first.correction).split(counts, dim=1) if measured else []
-        kept = basis.flatten(1) if basis is not None else torch.ones_like(m)
-        new = [list(t.split(counts)) for t in (direction, m, V, kept, eigenvalues)]
+        reflections = [None] * len(segments) if basis is None else basis.to_keep(segments)
+        new = [list(t.split(counts)) for t in (direction, m, V, eigenvalues)]
         for i, place in enumerate(places):  # as the places have them: what is written later makes no new tensor
             k = place.x.shape[-1]
             for rows in new[:2]:
                 rows[i] = rows[i][:, :k].reshape(place.x.shape)
             new[2][i] = new[2][i].reshape(place.second_moment.shape)
-        return EighChange(segments, *new, largest, sums)  # type: ignore[call-arg]
+        return EighChange(segments, *new, reflections, largest, sums)  # type: ignore[call-arg]
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See `Kernel.decompose`."""
@@ -74,8 +76,8 @@ class EighChange:
     direction: list[Tensor]
     m: list[Tensor]
     second_moment: list[Tensor]
-    basis: list[Tensor]
     eigenvalues: list[Tensor]
+    basis: Sequence[Tensor | None]
     largest: list[Tensor | None]
     sums: Sequence[Tensor]
 
@@ -89,9 +91,11 @@ class EighChange:
             largest = self.largest[i]
             if place.largest is not None and largest is not None:
                 place.largest.copy_(largest.view(place.largest.shape))
-            for kept, new in ((place.basis, self.basis[i]), (place.eigenvalues, self.eigenvalues[i])):
-                if kept is not None:
-                    write_by_block_(kept, new)
+            basis = self.basis[i]
+            if place.basis is not None and basis is not None:
+                write_by_block_(place.basis, place.n, basis)
+            if place.eigenvalues is not None and place.n > 1:
+                write_by_block_(place.eigenvalues, place.n, self.eigenvalues[i])
             if tally is not None:
                 tally.add(self.sums[i])
 
@@ -118,37 +122,66 @@ def _columns(segments: Sequence[Segment], like: Tensor) -> Any:
     return Coefficients.of(columns.unsqueeze(-1).unbind(1))
 
 
-def _decompose(
-    segments: Sequence[Segment], V: Tensor, g: Tensor, decay: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Λ [num_blocks, n] and U [num_blocks, n, n] (None for n = 1), found anew or, between refreshes, kept.
+@dataclass(frozen=True)
+class _Basis:
+    """U of each block: found anew, or, between refreshes, kept as reflections.
 
-    A kept basis turns with nothing, so Λ = diag(Uᵀ V U) follows V exactly: λ ← d λ + w (Uᵀ g)².
+    Attributes:
+        fresh: Which blocks have it anew [num_blocks].
+        found: Λ [fresh, n] of these.
+        U: Theirs [fresh, n, n].
+        kept: Reflections of the others [others, n(n−1)/2].
     """
-    n = g.shape[1]
-    if n == 1:
-        return V, None
-    counts = [s.place.num_blocks for s in segments]
-    if all(s.refresh for s in segments):
-        return _eigh(unpack(V, n))
-    eigenvalues, basis = g.new_empty(g.shape), g.new_empty(*g.shape, n)
-    pieces = list(zip(segments, *(t.split(counts) for t in (V, g, decay, weight, eigenvalues, basis)), strict=True))
-    for segment, _, g_, d, w, eigenvalues_, basis_ in pieces:
-        if not segment.refresh:
-            place = segment.place
-            assert place.basis is not None
-            assert place.eigenvalues is not None
-            basis_.copy_(by_block(place.basis, place.num_blocks).view(basis_.shape))
-            turned = (basis_.mT @ g_.unsqueeze(-1)).squeeze(-1)
-            eigenvalues_.copy_(d * by_block(place.eigenvalues, place.num_blocks) + w * turned * turned)
-    fresh = [piece for piece in pieces if piece[0].refresh]
-    if fresh:
-        found = _eigh(unpack(torch.cat([piece[1] for piece in fresh]), n))
-        sizes = [piece[0].place.num_blocks for piece in fresh]
-        for piece, λ, U in zip(fresh, *(t.split(sizes) for t in found), strict=True):
-            piece[-2].copy_(λ)
-            piece[-1].copy_(U)
-    return eigenvalues, basis
+
+    fresh: Tensor
+    found: Tensor
+    U: Tensor
+    kept: Tensor
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], V: Tensor) -> _Basis | None:
+        """That of all blocks; None for blocks of 1."""
+        n = segments[0].place.n
+        if n == 1:
+            return None
+        counts = torch.tensor([s.place.num_blocks for s in segments])
+        fresh = torch.tensor([s.refresh for s in segments]).repeat_interleave(counts).to(V.device)
+        found, U = _eigh(unpack(V[fresh], n))
+        kept = [
+            by_block(s.place.basis, n, s.place.num_blocks)
+            for s in segments
+            if not s.refresh and s.place.basis is not None
+        ]
+        return cls(fresh, found, U, torch.cat([V.new_empty(0, reflections_length(n)), *kept]))
+
+    def turn(self, vectors: Tensor, back: bool = False) -> Tensor:
+        """Uᵀ times vectors [num_blocks, n], or U times them on the way back."""
+        result, columns = torch.empty_like(vectors), vectors.unsqueeze(-1)
+        result[self.fresh] = ((self.U if back else self.U.mT) @ columns[self.fresh]).squeeze(-1)
+        if len(self.kept):
+            result[~self.fresh] = turned(self.kept, columns[~self.fresh], back).squeeze(-1)
+        return result
+
+    def eigenvalues(self, segments: Sequence[Segment], g: Tensor, decay: Tensor, weight: Tensor) -> Tensor:
+        """Λ [num_blocks, n]. A kept basis does not turn, so Λ = diag(Uᵀ V U) follows V: λ ← d λ + w (Uᵀ g)²."""
+        result = torch.empty_like(g)
+        result[self.fresh] = self.found
+        if len(self.kept):
+            places = [s.place for s in segments if not s.refresh]
+            old = [by_block(p.eigenvalues, p.n, p.num_blocks) for p in places if p.eigenvalues is not None]
+            others = ~self.fresh
+            square = self.turn(g)[others].square()
+            result[others] = decay[others] * torch.cat(old) + weight[others] * square
+        return result
+
+    def to_keep(self, segments: Sequence[Segment]) -> list[Tensor | None]:
+        """The reflections that each segment is to keep anew; None where it keeps those that it has, or none."""
+        keeps = [s.refresh and s.place.basis is not None for s in segments]
+        if not any(keeps):
+            return [None] * len(segments)
+        rest = iter(reflections_of(self.U).split([s.place.num_blocks for s in segments if s.refresh]))
+        new = [next(rest) if s.refresh else None for s in segments]
+        return [rows if keep else None for rows, keep in zip(new, keeps, strict=True)]
 
 
 def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:

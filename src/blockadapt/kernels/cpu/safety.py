@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from blockadapt.kernels.contract import Batch, Place
-from blockadapt.kernels.layout import MAX_TILED, tiled_shape
+from blockadapt.kernels.layout import MAX_TILED
+from blockadapt.kernels.reflections import eigenvalues_length, reflections_length
 from blockadapt.moments import packed_length
 from blockadapt.validation import Described, require
 
@@ -43,8 +44,8 @@ def check_place(place: Place, batch: Batch) -> None:
         "m": tuple(x.shape),
         "second_moment": (*major_minor, packed_length(n)),
         "largest": (*major_minor, n),
-        "basis": tiled_shape(n, place.num_blocks, n * n),
-        "eigenvalues": tiled_shape(n, place.num_blocks, n),
+        "basis": (place.num_blocks * reflections_length(n),),
+        "eigenvalues": (place.num_blocks * eigenvalues_length(n),),
     }
     for name, shape in shapes.items():
         tensor: Tensor | None = getattr(place, name)
