@@ -124,7 +124,7 @@ def grown(before: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> dic
     Raises:
         ValueError: Anything else differs, or what both have; the sentence names the key, and where it is otherwise.
     """
-    both = {*before["optimizers"]} & {*ours["optimizers"]}
+    both = {*before.get("optimizers", ())} & {*ours.get("optimizers", ())}
 
     def rest(settings: Mapping[str, Any]) -> dict[str, Any]:
         """All that must be the same."""
@@ -137,7 +137,7 @@ def grown(before: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> dic
     if different:
         raise ValueError(refusal("run", different.key, f"{different.theirs!r} as in {where}", different.ours))
     lists = {key: [*dict.fromkeys([*before[key], *ours.get(key, ())])] for key in LISTS if key in before}
-    tables = {key: {**before.get(key, {}), **ours.get(key, {})} for key in ("arms", "lr")}
+    tables = {key: {**before.get(key, {}), **ours[key]} for key in ("arms", "lr") if ours.get(key)}
     return {**before, **lists, **tables}
 
 
