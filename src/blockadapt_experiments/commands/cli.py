@@ -174,14 +174,23 @@ def _selection(seeds: list[str] | None, optimizers: str | None) -> Iterator[str]
 
 @app.command()
 def report(
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="Where `blockadapt run` has written to.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Where `blockadapt run` has written to.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the report goes; beside the runs if not given.")
+    ] = None,
 ) -> None:
-    """Write a report of an experiment: one page that works offline, with curves and tables, and figures."""
+    """Write a report of an experiment: one page that works offline, with curves and tables, and figures.
+
+    Several directories of the same experiment make one report. Names that more than one has are told apart.
+    """
     from blockadapt_experiments.report import write_report
 
     with _one_sentence():
-        files = write_report(out)
-    say(Console(), f"Wrote {', '.join(str(file.relative_to(out)) for file in files)} to {out}.")
+        if len(runs) > 1 and out is None:
+            raise ValueError("report: `out` must be given where several directories make one report.")
+        into = out or runs[0]
+        files = write_report(runs[0], others=runs[1:], into=into)
+    say(Console(), f"Wrote {', '.join(str(file.relative_to(into)) for file in files)} to {into}.")
 
 
 @app.command()
