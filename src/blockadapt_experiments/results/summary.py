@@ -70,6 +70,7 @@ class Summary:
         runs: The records, finished or not.
         tuned: What `--tune` found, by arm and variant; empty without it.
         labels: Names for people of arms that are not optimizers as all share their settings.
+        asked: The number of runs that were asked for, where that is not every arm with every variant and seed.
     """
 
     out: Path
@@ -84,6 +85,7 @@ class Summary:
     runs: Sequence[Run]
     tuned: Mapping[str, Mapping[str, Mapping[str, Any]]]
     labels: Mapping[str, str] = field(default_factory=dict)
+    asked: int | None = None
 
     @cached_property
     def _by_key(self) -> dict[RunKey, Run]:
@@ -91,8 +93,8 @@ class Summary:
 
     @property
     def planned(self) -> int:
-        """The number of runs that the settings ask for."""
-        return len(self.arms) * len(self.variants) * len(self.seeds)
+        """The number of runs that were asked for."""
+        return self.asked if self.asked is not None else len(self.arms) * len(self.variants) * len(self.seeds)
 
     @property
     def finished(self) -> int:
