@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from blockadapt import plan
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(RESULTS.glob("*.md"))]
@@ -195,3 +197,41 @@ def test_the_readme_for_a_package_index_has_no_relative_link() -> None:
     site = "https://example.org/x"
     there = f"![a]({site}/raw/v1.2.3/docs/a.gif) [b]({site}/blob/v1.2.3/docs/b.md#c) [d](#d) [e](https://e.org)\n"
     assert module.for_index(text, site, "1.2.3") == there + "```md\n[f](g)\n```\n"
+
+
+# What many processes cost ------------------------------------------------------------------------------------------
+
+
+def figure(cell: str) -> float:
+    """The number in a cell of a table, with its unit."""
+    units = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "GFLOP": 1e9, "%": 0.01}
+    (number, unit), *_ = re.findall(r"([\d.]+) ?(\w*%?)$", cell)
+    return float(number) * units[unit]
+
+
+def test_the_costs_of_many_processes_are_those_of_the_plan() -> None:
+    document = ROOT / "docs" / "distributed.md"
+    namespace: dict[str, Any] = {"torch": torch, "nn": nn, "plan": plan}
+    (source,) = [text for _, text in fenced(document, "python") if "meta" in text]
+    exec(compile(source, str(document), "exec"), namespace)
+    model = nn.Sequential(*namespace["parts"])
+    size = 4 * sum(param.numel() for param in model.parameters())
+    lines = [line.strip("| ").split(" | ") for line in prose(document).splitlines() if line.count("|") == 7]
+    cells = {label: row for label, _, *row in (line for line in lines if len(line) == 6)}
+    assert f"{size / 4e9:.2f} billion" in prose(document)
+    for column, ranks in enumerate((1, 8, 64, 1024)):
+        planned = plan(model, ranks=ranks)
+        largest, even = max(planned.rank_bytes), planned.state_bytes / ranks
+        received = size * (ranks - 1) / ranks
+        expected = {
+            "state, largest rank": largest,
+            "arithmetic of a step": planned.flops / ranks,
+            "`process_group=`: received in a step": received,
+            "`process_group=`: second copy in a step": size * (1 + 1 / ranks),
+            "DDP: gradients received in a step": 2 * received,
+            "FSDP2: received by the optimizer": 24 * (ranks - 1),
+        }
+        for label, value in expected.items():
+            assert figure(cells[label][column]) == pytest.approx(value, rel=0.02), (label, ranks)
+        above = figure(cells["above an even share"][column])
+        assert above == pytest.approx(largest / even - 1, rel=0.15)  # one digit
