@@ -17,7 +17,15 @@ from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
-from blockadapt.optimizers.ranks import OwnShards, Ranks, SharedOut, Verdict, is_sharded, require_placements
+from blockadapt.optimizers.ranks import (
+    OwnShards,
+    Ranks,
+    SharedOut,
+    Verdict,
+    is_flattened,
+    is_sharded,
+    require_placements,
+)
 from blockadapt.optimizers.storage import State, all_in_form, block_state_names, shapes_of, steps_taken
 from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed, units_of
 from blockadapt.optimizers.update import Update
@@ -28,6 +36,7 @@ from blockadapt.validation import (
     is_plain,
     refusal,
     require,
+    require_beta,
     require_bool,
     require_choice,
     require_integer,
@@ -35,8 +44,9 @@ from blockadapt.validation import (
     require_number,
 )
 
-_NOT_OPTIONS = ("params", "param_names", "peak_lr", "initial_lr", "differentiable", checkpoint.FORMAT_KEY)
-_FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend", "process_group")
+_SCHEDULERS_OWN = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
+_NOT_OPTIONS = ("params", "param_names", "peak_lr", *_SCHEDULERS_OWN, "differentiable", checkpoint.FORMAT_KEY)
+_FAMILY_OPTIONS = ("betas", "alpha", "beta1", "momentum", "beta1_decay", "amsgrad", "backend", "process_group")
 """Options that some optimizers of the family have in their param groups, and others do not."""
 
 Closure = Callable[[], Any]
@@ -49,7 +59,7 @@ class BlockOptimizer(Optimizer):
     """
 
     averages_gradient: ClassVar[bool]
-    """Whether a first moment is kept; without it the gradient itself is used (β₁ = 0)."""
+    """Whether a first moment is always kept; without it the gradient itself is used (β₁ = 0)."""
 
     decouples_weight_decay: ClassVar[bool] = False
 
@@ -70,6 +80,10 @@ class BlockOptimizer(Optimizer):
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
         self._estimates = Estimates(owner)
         self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
+
+    def keeps_first_moment(self, group: Group) -> bool:
+        """Whether this group has a first moment: always, or since a schedule set its `momentum`."""
+        return self.averages_gradient or ("momentum" in self.defaults and group["momentum"] is not None)
 
     # What a subclass says ------------------------------------------------------------------------------------------
 
@@ -232,11 +246,11 @@ class BlockOptimizer(Optimizer):
         What is new, converted or no longer needed is put in place only if the step succeeds. While nothing has changed
         since the step before, nothing is looked at again.
         """
-        states = held
-        if not unit.is_known(kept, held):
+        states, all_kept = held, [*kept, *["exp_avg"] * self.keeps_first_moment(unit.group)]
+        if not unit.is_known(all_kept, held):
             unit.forget()
             states = [self._fitted(unit, param, kept if param is unit.owner else (), update) for param in unit.params]
-            update.finish.append(lambda: self._remember(unit, kept))
+            update.finish.append(lambda: self._remember(unit, all_kept))
         for state in states:
             update.counters.append(state["step"])
         return states
@@ -258,7 +272,7 @@ class BlockOptimizer(Optimizer):
         held = self.state.get(param, {})
         shapes = shapes_of(unit.shape(param), unit.cut if param is unit.owner else None)
         fitted = all_in_form(owner, whose, held, shapes, param, unit.cut)
-        needed = ["step"] + ["exp_avg"] * self.averages_gradient + (["cut", *kept] if kept else [])
+        needed = ["step"] + ["exp_avg"] * self.keeps_first_moment(unit.group) + (["cut", *kept] if kept else [])
         for name in needed:
             if name not in fitted:
                 fitted[name] = self._new(unit, param, name, shapes[name], held)
@@ -280,7 +294,7 @@ class BlockOptimizer(Optimizer):
             rule = "left closed once it has closed, because the second moment was freed then"
             value = Described(f"an open interval at step {steps_taken(held) + 1}")
             raise RuntimeError(refusal(owner, "clip", rule, value))
-        if held and name in ("step", "exp_avg"):
+        if held and (name == "step" or (name == "exp_avg" and self.averages_gradient)):
             rule = f"whole, or deleted to begin anew (for {self._describe(unit, param)})"
             raise ValueError(refusal(owner, "state", rule, Described(f"one without {name!r}")))
         if name == "step":
@@ -393,6 +407,8 @@ class BlockOptimizer(Optimizer):
         for name in ("amsgrad", "bias_correction", "maximize"):
             if name in self.defaults:
                 require_bool(owner, name, group[name])
+        if "momentum" in self.defaults and group["momentum"] is not None:
+            require_beta(owner, "momentum", group["momentum"])
         if "beta1_decay" in self.defaults:
             require_number(owner, "beta1_decay", group["beta1_decay"], above=0, most=1)
         require_choice(owner, "on_nonfinite", group["on_nonfinite"], ("raise", "skip", "propagate"))
@@ -403,6 +419,9 @@ class BlockOptimizer(Optimizer):
         for param in group["params"]:
             require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
             require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
+            rule = "whole, or sharded by `fully_shard` (FSDP2), because blocks are cut from a parameter's own shape"
+            flat = Described("one that FullyShardedDataParallel (FSDP1) has flattened")
+            require(not is_flattened(param), owner, "params", rule, flat)
             if is_sharded(param):
                 self._require_sharded(param, group["grouping"])
             else:

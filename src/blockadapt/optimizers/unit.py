@@ -26,7 +26,7 @@ class Known(NamedTuple):
     """What a step has found in order, in flat tuples, for every step asks whether it still is.
 
     Attributes:
-        kept: The state that blocks keep.
+        kept: The names of what a step needs to find there.
         entries: Names and tensors of the state of each parameter.
         tensors: The parameters and what else a kernel is given, with where each lies and how it is to be read:
         addresses, dtypes, shapes, strides: these four.
