@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from blockadapt.terms import Term, at_most
 from blockadapt.validation import require_beta, require_integer, require_number
 
 CLOSED = 1e-2
@@ -75,11 +76,11 @@ class SpectrumClip:
         require_number(owner, "adaptive", adaptive, above=0, most=1)
         return cls(final_lr=lr / (1 - momentum), gamma=1 / (adaptive * steps))
 
-    def bounds(self, step: int, schedule: float = 1.0) -> tuple[float, float]:
+    def bounds(self, step: Term, schedule: Term = 1.0) -> tuple[Term, Term]:
         """(λₗ, λᵤ) at this step, with α* = final_lr · schedule."""
         progress = self.gamma * step
         target = self.final_lr * schedule
-        return target * (1 - 1 / (progress + 1)), min(target * (1 + 1 / progress), UNBOUNDED)
+        return target * (1 - 1 / (progress + 1)), at_most(target * (1 + 1 / progress), UNBOUNDED)
 
     def is_closed(self, step: int) -> bool:
         """Whether the interval is so narrow that the step is SGD's."""
@@ -94,11 +95,11 @@ class Spectrum(NamedTuple):
     corrected step. Eigenvalues count as no less than `resolution` · λ_max, see `resolution_of`.
     """
 
-    lr: float
-    correction: float
-    damping: float
-    lower: float = 0.0
-    upper: float = UNBOUNDED
+    lr: Term
+    correction: Term
+    damping: Term
+    lower: Term = 0.0
+    upper: Term = UNBOUNDED
     resolution: float = 0.0
 
 

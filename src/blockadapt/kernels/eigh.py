@@ -12,8 +12,10 @@ from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Coefficients, Kernel, Segment
 from blockadapt.kernels.layout import by_block, write_by_block_
+from blockadapt.kernels.transfer import term_table
 from blockadapt.moments import unpack, updated_second_moment
 from blockadapt.spectrum import effective
+from blockadapt.validation import has_numbers
 
 
 class EighKernel(Kernel):
@@ -101,10 +103,9 @@ def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
 
 def _columns(segments: Sequence[Segment], like: Tensor) -> Any:
     """The coefficients of each block: `Coefficients` with columns [num_blocks, 1] for numbers."""
-    table = [segment.coefficients.terms for segment in segments]
-    counts = torch.tensor([s.place.num_blocks for s in segments])
-    columns = torch.tensor(table, dtype=torch.float64).repeat_interleave(counts, dim=0).to(like)
-    return Coefficients.of(columns.unsqueeze(-1).unbind(1))
+    table = term_table([segment.coefficients for segment in segments], like.device, like.dtype)
+    rows = [row.expand(segment.place.num_blocks, -1) for row, segment in zip(table.unbind(), segments, strict=True)]
+    return Coefficients.of(torch.cat(rows).unsqueeze(-1).unbind(1))
 
 
 def _decompose(
@@ -143,8 +144,8 @@ def _decompose(
 def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors. A block that is not finite gives NaN and does not stop the others.
 
-    What LAPACK cannot solve in float32 is solved in float64: it may raise, and it may also return NaN for a
-    finite block.
+    What cannot be solved in float32 is solved in float64. LAPACK may raise, and it may also return NaN for a finite
+    block. On other devices `torch.linalg.eigh` itself looks for failures, and nothing here waits for a second look.
     """
     finite = V.isfinite().all(-1).all(-1)
     safe = torch.where(finite[:, None, None], V, 0)
@@ -152,10 +153,16 @@ def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:
         eigenvalues, basis = torch.linalg.eigh(safe)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         eigenvalues, basis = (t.to(V.dtype) for t in torch.linalg.eigh(safe.double()))
+    if V.is_cpu and has_numbers(V):
+        _solve_again_(safe, eigenvalues, basis)
+    return torch.where(finite[:, None], eigenvalues, torch.nan), basis
+
+
+def _solve_again_(V: Tensor, eigenvalues: Tensor, basis: Tensor) -> None:
+    """Solve in float64 the blocks of which something is not finite."""
     unsolved = ~(eigenvalues.isfinite().all(-1) & basis.isfinite().all(-1).all(-1))
     if unsolved.any():
-        eigenvalues[unsolved], basis[unsolved] = (t.to(V.dtype) for t in torch.linalg.eigh(safe[unsolved].double()))
-    return torch.where(finite[:, None], eigenvalues, torch.nan), basis
+        eigenvalues[unsolved], basis[unsolved] = (t.to(V.dtype) for t in torch.linalg.eigh(V[unsolved].double()))
 
 
 def _amsgrad(eigenvalues: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:

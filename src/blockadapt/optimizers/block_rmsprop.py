@@ -10,6 +10,7 @@ from blockadapt.optimizers.base import BlockOptimizer
 from blockadapt.optimizers.unit import Group
 from blockadapt.partition import Grouping
 from blockadapt.spectrum import SpectrumClip
+from blockadapt.terms import Term
 from blockadapt.validation import require_beta
 
 
@@ -50,6 +51,7 @@ class BlockRMSprop(BlockOptimizer):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
+        capturable: bool = False,
         backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
@@ -65,11 +67,12 @@ class BlockRMSprop(BlockOptimizer):
             "refresh_every": refresh_every,
             "maximize": maximize,
             "on_nonfinite": on_nonfinite,
+            "capturable": capturable,
         }
         super().__init__(params, defaults, backend, process_group)
 
     def _require_options(self, group: Group) -> None:
         require_beta(type(self).__name__, "alpha", group["alpha"])
 
-    def _second_moment(self, group: Group, step: int) -> SecondMoment:
+    def _second_moment(self, group: Group, step: Term) -> SecondMoment:
         return running_mean(group["alpha"], step, group["bias_correction"])
