@@ -165,7 +165,8 @@ def _state_bytes(optimizer: BlockOptimizer, unit: Unit, cut: Cut, coordinates: i
     """Memory of the state of so many coordinates in the blocks of a cut."""
     group = unit.group
     names = block_state_names(group.get("amsgrad", False), group["refresh_every"])
-    numbers = sum(math.prod(state_shape(name, cut)) for name in names) + coordinates * optimizer.averages_gradient
+    averages = coordinates if optimizer.keeps_first_moment(group) else 0
+    numbers = averages + sum(math.prod(state_shape(name, cut)) for name in names)
     counts = len(unit.params) + len(cut.fingerprint)  # a step counter each, and how the blocks are cut
     return numbers * statistics_dtype(unit.owner).itemsize + 8 * counts
 

@@ -3,6 +3,7 @@
     Batch     blocks of one size, dtype, device and spectral function: what one call takes
     Place     where some of them lie, kept while nothing moves
     Segment   a place, and what one step brings: gradient, coefficients
+    Tally     where a kernel that measures says what a step shows of α*
     Change    a step that is computed or made ready, and not yet written
 
 A step has two phases. `Kernel.prepare` may raise and changes nothing; `Change.write_` changes everything and cannot
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, get_type_hints
+from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
 import torch
 from torch import Tensor
@@ -131,6 +132,36 @@ class Place:
         return self.m is not None, self.largest is not None, self.basis is not None
 
 
+class Tally:
+    """Collects what the blocks of a step show of α*: pᵀm̂ and m̂ᵀm̂, where p = U f(Λ) Uᵀ m is the step before any clip.
+
+    With y = Uᵀ m and c = first.correction a block has Σ f(λᵢ) yᵢ² / c and Σ yᵢ² / c². It stays from step to step, and
+    its identity says which blocks are counted together.
+
+    Args:
+        device: Where the sums are added up.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums: list[Tensor] = []
+
+    def clear(self) -> None:
+        """Forget the step before."""
+        self._sums.clear()
+
+    def add(self, sums: Tensor) -> None:
+        """Count some blocks: float64 [2, …], pᵀm̂ and m̂ᵀm̂ in as many parts as it likes. It cannot raise."""
+        self._sums.append(sums)
+
+    def total(self) -> Tensor:
+        """Add up all that was counted, [2]."""
+        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for sums in self._sums:
+            total += sums.reshape(2, -1).sum(1).to(self._device)
+        return total
+
+
 class Segment(NamedTuple):
     """One step for the blocks of one place.
 
@@ -139,12 +170,14 @@ class Segment(NamedTuple):
         grad: Gradient of the whole parameter, with the parameter's strides.
         refresh: Whether this step finds U anew.
         coefficients: The step's numbers.
+        tally: Where to count them when the step is written; None if nobody asks. Only kernels that measure get one.
     """
 
     place: Place
     grad: Tensor
     refresh: bool
     coefficients: Coefficients
+    tally: Tally | None = None
 
 
 class Change(Protocol):
@@ -179,6 +212,9 @@ class Kernel(ABC):
 
     name: str
     """What people call it, in `backend=` and in records."""
+
+    measures: ClassVar[bool] = False
+    """Whether it fills the tally of a segment that has one, as `SpectrumClip("auto")` needs it."""
 
     @abstractmethod
     def takes(self, batch: Batch) -> bool:

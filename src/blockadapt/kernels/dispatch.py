@@ -33,18 +33,28 @@ class Dispatcher:
     Example:
         >>> [kernel.name for kernel in get_kernel("auto").kernels]
         ['numba', 'triton', 'eigh']
+
+    Args:
+        kernels: They, in the order in which they are asked.
+        owner: Who asks, for messages.
     """
 
-    def __init__(self, kernels: Sequence[Kernel]) -> None:
+    def __init__(self, kernels: Sequence[Kernel], owner: str = "Dispatcher") -> None:
         self.kernels = tuple(kernels)
+        self._owner = owner
 
     def kernel_for(self, batch: Batch) -> Kernel:
         """The first kernel that takes this batch; the last of all, `eigh`, takes any."""
         return next(kernel for kernel in self.kernels if kernel.takes(batch))
 
     def prepare(self, batches: Mapping[Batch, Sequence[Segment]]) -> list[Change]:
-        """Every batch's change, or an exception, with nothing changed yet."""
-        return [self.kernel_for(batch).prepare(batch, segments) for batch, segments in batches.items()]
+        """Make every batch's change ready, or raise, with nothing changed yet."""
+        chosen = [(self.kernel_for(batch), batch, segments) for batch, segments in batches.items()]
+        for kernel, _, segments in chosen:
+            if not kernel.measures and any(segment.tally is not None for segment in segments):
+                rule = f"one with a number for `final_lr`, because the kernel {kernel.name!r} measures none"
+                raise ValueError(refusal(self._owner, "clip", rule, "auto"))
+        return [kernel.prepare(batch, segments) for kernel, batch, segments in chosen]
 
     def decompose(self, packed: Tensor, n: int, function: SpectralFunction) -> tuple[Tensor, Tensor]:
         """See `Kernel.decompose`; by the kernel that would move such blocks under this function."""
@@ -59,10 +69,10 @@ def get_kernel(backend: str | Kernel, owner: str = "get_kernel") -> Dispatcher:
         ImportError: The backend is asked for by name, and the package behind it is not installed.
     """
     if isinstance(backend, Kernel):
-        return Dispatcher([backend, EighKernel()])
+        return Dispatcher([backend, EighKernel()], owner)
     rule = f"one of {', '.join(map(repr, BACKENDS))}, or a Kernel"
     require(isinstance(backend, str) and backend in BACKENDS, owner, "backend", rule, backend)
     package = _NEEDS.get(backend)
     if package is not None and find_spec(package) is None:
         raise ImportError(refusal(owner, "backend", f"one whose package {package} is installed", backend))
-    return Dispatcher([make() for make in BACKENDS[backend]])
+    return Dispatcher([make() for make in BACKENDS[backend]], owner)

@@ -14,7 +14,7 @@ from blockadapt.kernels.contract import Batch, Coefficients, Kernel, Segment
 from blockadapt.kernels.layout import by_block, write_by_block_
 from blockadapt.kernels.transfer import term_table
 from blockadapt.moments import unpack, updated_second_moment
-from blockadapt.spectrum import effective
+from blockadapt.spectrum import unclipped
 from blockadapt.validation import has_numbers
 
 
@@ -22,6 +22,7 @@ class EighKernel(Kernel):
     """One `eigh` over all blocks of a size. Everything is computed first and written last."""
 
     name = "eigh"
+    measures = True
 
     def takes(self, batch: Batch) -> bool:
         """Any blocks."""
@@ -47,11 +48,12 @@ class EighKernel(Kernel):
             if place.largest is not None:
                 adapted[i], largest[i] = _amsgrad(adapted[i], place.largest.reshape(-1, n))
 
-        s = effective(torch.cat(adapted), spectrum, batch.function)
-        if basis is None:
-            direction = s * m
-        else:
-            direction = (basis @ (s * (basis.mT @ m.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)).squeeze(-1)
+        f = unclipped(torch.cat(adapted), spectrum, batch.function)
+        s = f.clamp(spectrum.lower, spectrum.upper)
+        y = m if basis is None else (basis.mT @ m.unsqueeze(-1)).squeeze(-1)
+        direction = s * y if basis is None else (basis @ (s * y).unsqueeze(-1)).squeeze(-1)
+        measured = any(segment.tally is not None for segment in segments)
+        sums = _sums(f, y, first.correction).split(counts, dim=1) if measured else []
         kept = basis.flatten(1) if basis is not None else torch.ones_like(m)
         new = [list(t.split(counts)) for t in (direction, m, V, kept, eigenvalues)]
         for i, place in enumerate(places):  # as the places have them: what is written later makes no new tensor
@@ -59,7 +61,7 @@ class EighKernel(Kernel):
             for rows in new[:2]:
                 rows[i] = rows[i][:, :k].reshape(place.x.shape)
             new[2][i] = new[2][i].reshape(place.second_moment.shape)
-        return EighChange(segments, *new, largest)  # type: ignore[call-arg]
+        return EighChange(segments, *new, largest, sums)  # type: ignore[call-arg]
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See `Kernel.decompose`."""
@@ -77,10 +79,11 @@ class EighChange:
     basis: list[Tensor]
     eigenvalues: list[Tensor]
     largest: list[Tensor | None]
+    sums: Sequence[Tensor]
 
     def write_(self) -> None:
         """Write it where the segments lie."""
-        for i, (place, _, _, coefficients) in enumerate(self.segments):
+        for i, (place, _, _, coefficients, tally) in enumerate(self.segments):
             place.x.mul_(coefficients.descent.shrink).sub_(self.direction[i])
             if place.m is not None:
                 place.m.copy_(self.m[i])
@@ -91,6 +94,8 @@ class EighChange:
             for kept, new in ((place.basis, self.basis[i]), (place.eigenvalues, self.eigenvalues[i])):
                 if kept is not None:
                     write_by_block_(kept, new)
+            if tally is not None:
+                tally.add(self.sums[i])
 
 
 def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
@@ -99,6 +104,12 @@ def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
     if n is not None:
         rows = [F.pad(row, (0, n - row.shape[1])) for row in rows]
     return torch.cat(rows)
+
+
+def _sums(f: Tensor, y: Tensor, correction: Tensor) -> Tensor:
+    """Sum f y² / c and y² / c² over each block, [2, num_blocks]; in float64, where no square is lost."""
+    square = (y.double() / correction).square()
+    return torch.stack([(f.double() * correction * square).sum(1), square.sum(1)])
 
 
 def _columns(segments: Sequence[Segment], like: Tensor) -> Any:

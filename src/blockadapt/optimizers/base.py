@@ -15,6 +15,7 @@ from blockadapt.errors import NonFiniteGradientError
 from blockadapt.kernels import Coefficients, Descent, Dispatcher, Kernel, get_kernel
 from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
+from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
 from blockadapt.optimizers.ranks import (
     OwnShards,
@@ -33,18 +34,20 @@ from blockadapt.optimizers.storage import (
     shapes_of,
     steps_taken,
 )
-from blockadapt.optimizers.traced import Twin, registered, step_
+from blockadapt.optimizers.traced import TracedStep
 from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed, units_of
 from blockadapt.optimizers.update import Update
 from blockadapt.partition import IndexGroups, require_grouping
-from blockadapt.spectrum import INVERSE_ROOT, SpectralFunction, Spectrum, SpectrumClip, resolution_of
+from blockadapt.spectrum import INVERSE_ROOT, Estimate, SpectralFunction, Spectrum, SpectrumClip, resolution_of
 from blockadapt.terms import Term, term_of
 from blockadapt.validation import (
     Described,
     has_numbers,
+    is_on_host,
     is_plain,
     refusal,
     require,
+    require_beta,
     require_bool,
     require_choice,
     require_integer,
@@ -52,8 +55,9 @@ from blockadapt.validation import (
     require_number,
 )
 
-_NOT_OPTIONS = ("params", "param_names", "base_lr", "initial_lr", "differentiable", checkpoint.FORMAT_KEY)
-_FAMILY_OPTIONS = ("betas", "alpha", "beta1", "beta1_decay", "amsgrad", "backend", "process_group")
+_SCHEDULERS_OWN = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
+_NOT_OPTIONS = ("params", "param_names", "peak_lr", *_SCHEDULERS_OWN, "differentiable", checkpoint.FORMAT_KEY)
+_FAMILY_OPTIONS = ("betas", "alpha", "beta1", "momentum", "beta1_decay", "amsgrad", "backend", "process_group")
 """Options that some optimizers of the family have in their param groups, and others do not."""
 
 CAPTURABLE = ("cuda", "xpu", "hpu", "privateuseone", "xla")
@@ -62,14 +66,14 @@ CAPTURABLE = ("cuda", "xpu", "hpu", "privateuseone", "xla")
 Closure = Callable[[], Any]
 
 
-class BlockOptimizer(Optimizer):
+class BlockOptimizer(TracedStep, Optimizer):
     """Base of the family. A subclass names its options and says how the moments and the step size move.
 
     Everything else is here: param groups, state, atomic steps, checkpoints.
     """
 
     averages_gradient: ClassVar[bool]
-    """Whether a first moment is kept; without it the gradient itself is used (β₁ = 0)."""
+    """Whether a first moment is always kept; without it the gradient itself is used (β₁ = 0)."""
 
     decouples_weight_decay: ClassVar[bool] = False
 
@@ -80,8 +84,8 @@ class BlockOptimizer(Optimizer):
         self._backend = backend
         self._process_group = process_group
         self._set_up()
-        super().__init__(params, {**defaults, "skipped_steps": 0})
-        self._groups = self.param_groups
+        super().__init__(params, {**defaults, "skipped_steps": 0, "estimate": tuple(Estimate())})
+        self._groups = self.param_groups  # by another name, see `TracedStep`
 
     def _set_up(self) -> None:
         """Make what is not kept in a copy or a pickle."""
@@ -89,9 +93,13 @@ class BlockOptimizer(Optimizer):
         self.kernels = get_kernel(self._backend, owner)
         self._more_kernels: list[Dispatcher] = []
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
+        self._estimates = Estimates(owner)
         self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
-        self._name = registered(self)
-        self._twin: Twin | None = None
+        self._forget_twin(anew=True)
+
+    def keeps_first_moment(self, group: Group) -> bool:
+        """Whether this group has a first moment: always, or since a schedule set its `momentum`."""
+        return self.averages_gradient or ("momentum" in self.defaults and group["momentum"] is not None)
 
     # What a subclass says ------------------------------------------------------------------------------------------
 
@@ -129,7 +137,7 @@ class BlockOptimizer(Optimizer):
         """
         if torch.compiler.is_compiling():
             return self._traced_step(closure)
-        self._twin = None
+        self._forget_twin()
         with _mode_of(self.param_groups):
             return self.take_step(closure)
 
@@ -154,96 +162,18 @@ class BlockOptimizer(Optimizer):
         for bucket, update in enumerate(updates or ()):
             update.write_()
             self._ranks.publish(bucket)
+        self._estimates.add_up(self.param_groups)
         self._ranks.finish_()
+        for group in self.param_groups:
+            _raise_peak_(group)
         return loss
-
-    # The step that torch.compile traces ----------------------------------------------------------------------------
-
-    def _traced_step(self, closure: Closure | None) -> Any:
-        """The step as one operation of a graph; where processes share it, the graph ends before it as it always did."""
-        if self._steps_apart():
-            return self._untraced_step(closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        params: list[Tensor] = []
-        grads: list[Tensor] = []
-        kept: list[Tensor] = []
-        positions: list[int] = []
-        moved: list[int] = []
-        self._init_group(params, grads, kept, positions, moved)
-        lrs = [group["lr"] for group in self._groups]  # dynamo would set `capturable` if it saw `param_groups`
-        lrs = [lr if isinstance(lr, Tensor) else torch.tensor(lr, dtype=torch.float64) for lr in lrs]
-        if params:
-            step_(params, grads, kept, lrs, positions, moved, self._name)
-        return loss
-
-    def _steps_apart(self) -> bool:
-        return self._process_group is not None or any(are_sharded(group["params"]) for group in self._groups)
-
-    @torch._disable_dynamo  # type: ignore[attr-defined]  # the public one imports for 1 s
-    def _untraced_step(self, closure: Closure | None) -> Any:
-        return self.take_step(closure)
-
-    def _init_group(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        kept: list[Tensor],
-        positions: list[int],
-        moved: list[int],
-    ) -> None:
-        """Fill the lists that `step_` takes, and make the state that is missing.
-
-        It has the name by which dynamo knows it in torch's own optimizers: it is run and not traced, and the graph is
-        guarded by the options, the parameters and the state.
-        """
-        update = Update(self.spectral_function)
-        all_params = [param for group in self.param_groups for param in group["params"]]
-        where = {param: position for position, param in enumerate(all_params)}
-        units = [unit for unit in self.units() if unit.is_moved()]
-        for unit in units:
-            held = [self.state.get(param, {}) for param in unit.params]
-            step = 0 if unit.group["capturable"] else self._steps_taken(unit, held[0]) + 1
-            self._states(unit, held, self._kept(unit.group, step), update)
-        for action in update.finish:
-            action()
-        for param in [param for unit in units for param in unit.params]:
-            if param.grad is not None:
-                moved.append(len(params))
-                grads.append(param.grad)
-            params.append(param)
-            positions.append(where[param])
-            kept += self.state[param].values()
-
-    def step_given(
-        self,
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        kept: Sequence[Tensor],
-        lrs: Sequence[Tensor],
-        positions: Sequence[int],
-        moved: Sequence[int],
-    ) -> None:
-        """Do what `step_` promises."""
-        twin = self._twin
-        if twin is None or not twin.fits(params, kept, positions):
-            twin = self._twin = Twin(self, params, kept, positions)
-        twin.step(self, grads, lrs, moved)
-
-    def alike(self, param_groups: list[Group], state: Any) -> BlockOptimizer:
-        """An optimizer as this one with other param groups and another state."""
-        twin: BlockOptimizer = object.__new__(type(self))
-        vars(twin).update(vars(self), param_groups=param_groups, _groups=param_groups, state=state)
-        twin._set_up()
-        return twin
 
     def _made_ready(self) -> list[Update] | None:
         """The step, ready to be written, one update for each bucket of units; None to skip it. Changes nothing."""
         units = self.units()
         if not self._has_usable_gradients():
             return None
+        self._estimates.begin()
         updates = []
         known: dict[Any, Coefficients] = {}
         for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
@@ -294,10 +224,11 @@ class BlockOptimizer(Optimizer):
         # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
         due = step <= max(unit.cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
         refresh = due or not {"basis", "eigenvalues"} <= held[0].keys()
+        tally = self._estimates.tally(unit)
         if unit.spans:
-            update.add_group(unit, states, refresh, coefficients)
+            update.add_group(unit, states, refresh, coefficients, tally)
         else:
-            update.add_parameter(unit, states[0], refresh, coefficients)
+            update.add_parameter(unit, states[0], refresh, coefficients, tally)
 
     def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, Coefficients]:
         """The coefficients of units whose steps only their devices count, many units at a time."""
@@ -332,15 +263,36 @@ class BlockOptimizer(Optimizer):
             float(group["eps"]),
             resolution=resolution_of(dtype),
         )
-        clip: SpectrumClip | None = group["clip"]
-        if clip is not None:
-            schedule = lr / term_of(group["base_lr"])
-            closed = is_closed(group, step)
-            lower, upper = (clip.final_lr * schedule,) * 2 if closed else clip.bounds(step, schedule)
+        target = self.final_lr(group)
+        if target is not None:
+            lower, upper = (target, target) if is_closed(group, step) else group["clip"].bounds(step, target)
             spectrum = spectrum._replace(lower=lower, upper=upper)
         return Coefficients(descent, first, second, spectrum)
 
+    def final_lr(self, group: Group) -> Term | None:
+        """α* of a param group at its present lr; None without a clip, and before an `"auto"` one has measured it."""
+        self._estimates.read()
+        clip: SpectrumClip | None = group["clip"]
+        if clip is None:
+            return None
+        if clip.final_lr != "auto":
+            return clip.final_lr * term_of(group["lr"]) / term_of(_peak(group))
+        ratio = Estimate.of(type(self).__name__, group["estimate"]).ratio
+        return None if ratio is None else ratio * term_of(group["lr"])
+
     # State ---------------------------------------------------------------------------------------------------------
+
+    def make_state_(self) -> list[Unit]:
+        """Make what the next step would make of state, in form, and say which units it would move."""
+        update = Update(self.spectral_function)
+        units = [unit for unit in self.units() if unit.is_moved()]
+        for unit in units:
+            held = [self.state.get(param, {}) for param in unit.params]
+            step = 0 if unit.group["capturable"] else self._steps_taken(unit, held[0]) + 1
+            self._states(unit, held, self._kept(unit.group, step), update)
+        for action in update.finish:
+            action()
+        return units
 
     def _kept(self, group: Group, step: int) -> list[str]:
         """The state that blocks keep after this step."""
@@ -352,12 +304,11 @@ class BlockOptimizer(Optimizer):
         What is new, converted or no longer needed is put in place only if the step succeeds. While nothing has changed
         since the step before, nothing is looked at again.
         """
-        states = held
-        capturable = unit.group["capturable"]
-        if not unit.is_known(kept, capturable, held):
+        states, all_kept = held, [*kept, *["exp_avg"] * self.keeps_first_moment(unit.group)]
+        if not unit.is_known(all_kept, unit.group["capturable"], held):
             unit.forget()
             states = [self._fitted(unit, param, kept if param is unit.owner else (), update) for param in unit.params]
-            update.finish.append(lambda: self._remember(unit, kept))
+            update.finish.append(lambda: self._remember(unit, all_kept))
         for state in states:
             update.counters.append(state["step"])
         return states
@@ -385,7 +336,7 @@ class BlockOptimizer(Optimizer):
         held = self.state.get(param, {})
         shapes = shapes_of(unit.shape(param), unit.cut if param is unit.owner else None)
         fitted = all_in_form(owner, whose, held, shapes, param, unit.cut, unit.group["capturable"])
-        needed = ["step"] + ["exp_avg"] * self.averages_gradient + (["cut", *kept] if kept else [])
+        needed = ["step"] + ["exp_avg"] * self.keeps_first_moment(unit.group) + (["cut", *kept] if kept else [])
         for name in needed:
             if name not in fitted:
                 fitted[name] = self._new(unit, param, name, shapes[name], held)
@@ -407,7 +358,7 @@ class BlockOptimizer(Optimizer):
             rule = "left closed once it has closed, because the second moment was freed then"
             value = Described(f"an open interval at step {steps_taken(held) + 1}")
             raise RuntimeError(refusal(owner, "clip", rule, value))
-        if held and name in ("step", "exp_avg"):
+        if held and (name == "step" or (name == "exp_avg" and self.averages_gradient)):
             rule = f"whole, or deleted to begin anew (for {self._describe(unit, param)})"
             raise ValueError(refusal(owner, "state", rule, Described(f"one without {name!r}")))
         if name == "step":
@@ -480,7 +431,7 @@ class BlockOptimizer(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         lr = group["lr"]
-        group.setdefault("base_lr", lr.clone() if isinstance(lr, Tensor) else lr)
+        group.setdefault("peak_lr", lr.clone() if isinstance(lr, Tensor) else lr)
         group[checkpoint.FORMAT_KEY] = checkpoint.FORMAT
         try:
             self.require_group(group)
@@ -510,7 +461,7 @@ class BlockOptimizer(Optimizer):
     def _require_options_of(self, group: Group) -> None:
         """Raise unless every option of this group but lr is valid by itself."""
         owner = type(self).__name__
-        for name in sorted({*self.defaults, "base_lr"} - {"differentiable"}):
+        for name in sorted({*self.defaults, "peak_lr"} - {"differentiable"}):
             require(name in group, owner, name, "an option of every param group", Described("a group without it"))
         for name in [name for name in group if name not in {*self.defaults, *_NOT_OPTIONS}]:
             # Other keys are the user's own; a slip in an option's name must not become one.
@@ -523,13 +474,17 @@ class BlockOptimizer(Optimizer):
         self._require_options(group)
         clip = group["clip"]
         require(clip is None or isinstance(clip, SpectrumClip), owner, "clip", "a SpectrumClip or None", clip)
-        rule = "> 0 where `clip` is set, because its bounds follow lr / base_lr"
-        base_lr = 1.0 if clip is None else term_of(group["base_lr"])
-        require(isinstance(base_lr, Tensor) or base_lr > 0, owner, "lr", rule, group["base_lr"])
+        given = clip is not None and clip.final_lr != "auto"
+        rule = "> 0 where `clip` has a `final_lr`, because its bounds follow lr / peak_lr"
+        peak_lr = term_of(group["peak_lr"]) if given else 1.0
+        require(isinstance(peak_lr, Tensor) or peak_lr > 0, owner, "lr", rule, group["peak_lr"])
+        Estimate.of(owner, group["estimate"])
         require_integer(owner, "refresh_every", group["refresh_every"], least=1)
         for name in ("amsgrad", "bias_correction", "maximize"):
             if name in self.defaults:
                 require_bool(owner, name, group[name])
+        if "momentum" in self.defaults and group["momentum"] is not None:
+            require_beta(owner, "momentum", group["momentum"])
         if "beta1_decay" in self.defaults:
             require_number(owner, "beta1_decay", group["beta1_decay"], above=0, most=1)
         require_choice(owner, "on_nonfinite", group["on_nonfinite"], ("raise", "skip", "propagate"))
@@ -544,6 +499,9 @@ class BlockOptimizer(Optimizer):
         require(every == 1, owner, "refresh_every", f"1 {where} a captured step is the same each time", every)
         rule = f"'propagate' {where} to look at gradients is to wait for the device"
         require(on_nonfinite == "propagate", owner, "on_nonfinite", rule, on_nonfinite)
+        measures = group["clip"] is not None and group["clip"].final_lr == "auto"
+        rule = f"one with a number for `final_lr` {where} to measure is to wait for the device"
+        require(not measures, owner, "clip", rule, group["clip"])
         alone = self._process_group is None and not are_sharded(group["params"])
         rule = "False with a `process_group` or DTensors, because processes wait for each other"
         require(alone, owner, "capturable", rule, True)
@@ -582,6 +540,7 @@ class BlockOptimizer(Optimizer):
                 f"{type(self).__name__}: an optimizer with a `process_group` cannot be copied or pickled; "
                 f"save its state_dict with torch.distributed.checkpoint."
             )
+        self._estimates.read()
         return {**super().__getstate__(), "_backend": self._backend, "_process_group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -593,6 +552,7 @@ class BlockOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state as tensors and plain data, blocks one after another: `torch.load(weights_only=True)` reads it."""
         self._ranks.require_whole()
+        self._estimates.read()
         return checkpoint.written(f"{type(self).__name__}.state_dict", super().state_dict(), self.units())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -616,3 +576,24 @@ def _mode_of(groups: Sequence[Group]) -> Any:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, Tensor) and is_plain(value) and value.numel() == 1
+
+
+def _peak(group: Group) -> Any:
+    """The largest lr of a group so far, its present one included."""
+    lr, peak = group["lr"], group["peak_lr"]
+    now, before = term_of(lr), term_of(peak)
+    if isinstance(now, Tensor) or isinstance(before, Tensor):
+        device = (now if isinstance(now, Tensor) else before).device  # type: ignore[union-attr]
+        return torch.maximum(*(torch.as_tensor(term, dtype=torch.float64, device=device) for term in (now, before)))
+    if now <= before:
+        return peak
+    return lr.clone() if isinstance(lr, Tensor) else lr
+
+
+def _raise_peak_(group: Group) -> None:
+    """Remember the largest lr; in place where it lies on a device, so that a captured step does it too."""
+    peak = _peak(group)
+    if isinstance(peak, Tensor) and isinstance(group["peak_lr"], Tensor) and not is_on_host(peak):
+        group["peak_lr"].copy_(peak)
+    else:
+        group["peak_lr"] = peak

@@ -85,6 +85,9 @@ class BlockAdaFom(BlockAdagrad):
 
     Arguments not listed are BlockAdam's.
 
+    `OneCycleLR` and `CyclicLR` may cycle momentum: they set `momentum` in the param groups, which is None otherwise and
+    takes the place of `beta1`.
+
     Args:
         params: Parameters, named parameters or param groups.
         lr: α.
@@ -123,6 +126,7 @@ class BlockAdaFom(BlockAdagrad):
         defaults = {
             "lr": lr,
             "beta1": beta1,
+            "momentum": None,
             "eps": eps,
             "weight_decay": weight_decay,
             "grouping": grouping,
@@ -141,4 +145,5 @@ class BlockAdaFom(BlockAdagrad):
         require_beta(type(self).__name__, "beta1", group["beta1"])
 
     def _first_moment(self, group: Group, step: Term) -> FirstMoment:
-        return first_moment(group["beta1"], group["beta1_decay"], step, group["bias_correction"])
+        beta1 = group["beta1"] if group["momentum"] is None else group["momentum"]
+        return first_moment(beta1, group["beta1_decay"], step, group["bias_correction"])

@@ -135,6 +135,13 @@ class RowShare:
     borders: Sequence[int] = ()
     slabs: dict[Tensor, Tensor] = field(default_factory=dict)
 
+    @property
+    def processes(self) -> Any:
+        """See `Share`."""
+        if self.rows is None:
+            return None
+        return self.mesh.get_group(next(dim for dim, place in enumerate(self.placements) if not place.is_replicate()))
+
     def part(self, param: Tensor) -> Tensor:
         """See `Share`."""
         return self.slabs[param] if self.slabs else local(param)
@@ -459,6 +466,23 @@ def _rows(unit: Unit, param: Tensor) -> Tensor:
 
 def _piece(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
     return flat[start : start + math.prod(shape)].view(shape)
+
+
+def added_up(owner: str, sums: Tensor, processes: Any) -> Tensor:
+    """Add up what every process has, in their order, so that all of them get the same bits.
+
+    Raises:
+        RuntimeError: Another process does not answer.
+    """
+    size = dist.get_world_size(processes)
+    try:
+        gathered = torch.empty(size * sums.numel(), dtype=sums.dtype, device=sums.device)
+        _all_gather(gathered, sums.reshape(-1), group=processes)
+    except Exception as error:
+        raise RuntimeError(
+            f"{owner}: another process was lost in a step, before α* was known to all. Load a checkpoint."
+        ) from error
+    return gathered.view(size, *sums.shape).sum(0)
 
 
 def _agreed(owner: str, verdict: Verdict, groups: Mapping[Any, torch.device], moved: int = 0) -> Verdict:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from blockadapt.optimizers.ranks import are_sharded
+from blockadapt.optimizers.unit import Group
 
 _OPTIMIZERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _NUMBERS = count()
@@ -98,9 +101,8 @@ class Twin:
         rest, state = iter(kept), defaultdict[Tensor, dict[str, Tensor]](dict)
         for param, owner in zip(self._params, self._owners, strict=True):
             state[param] = {name: next(rest) for name in original.state[owner]}
-        others, groups = iter(stand_ins), []
-        for group in original.param_groups:
-            groups.append({**group, "params": [next(others) for _ in group["params"]]})
+        others = iter(stand_ins)
+        groups = [{**group, "params": [next(others) for _ in group["params"]]} for group in original.param_groups]
         self._optimizer = original.alike(groups, state)
 
     def fits(self, params: Sequence[Tensor], kept: Sequence[Tensor], positions: Sequence[int]) -> bool:
@@ -120,8 +122,9 @@ class Twin:
         finally:
             for param in self._params:
                 param.grad = None
+        self._optimizer._estimates.read()
         for group, twin in zip(groups, twins, strict=True):
-            group["skipped_steps"] = twin["skipped_steps"]
+            group.update({name: twin[name] for name in ("skipped_steps", "estimate", "peak_lr")})
         for param, owner in zip(self._params, self._owners, strict=True):
             now, state = self._optimizer.state[param], original.state[owner]
             for name in [name for name in state if name not in now]:
@@ -130,3 +133,91 @@ class Twin:
 
 def _key(params: Sequence[Tensor], kept: Sequence[Tensor], positions: Sequence[int]) -> list[Any]:
     return [list(positions), [(tensor.data_ptr(), tensor.shape) for tensor in (*params, *kept)]]
+
+
+class TracedStep:
+    """The part of an optimizer that dynamo traces.
+
+    It reads the param groups as `_groups`: dynamo would set their `capturable` if it saw them as `param_groups`.
+    """
+
+    _groups: list[Group]
+    _process_group: Any
+    _twin: Twin | None
+    _name: str
+
+    def _forget_twin(self, anew: bool = False) -> None:
+        """Let go of the tensors of the last compiled step; with a new name if the optimizer is a new one."""
+        self._twin = None
+        if anew:
+            self._name = registered(self)
+
+    def _traced_step(self, closure: Callable[[], Any] | None) -> Any:
+        """The step as one operation of a graph. Where processes share it, the graph ends before it."""
+        if self._process_group is not None or any(are_sharded(group["params"]) for group in self._groups):
+            return self._untraced_step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        kept: list[Tensor] = []
+        positions: list[int] = []
+        moved: list[int] = []
+        self._init_group(params, grads, kept, positions, moved)
+        lrs = [group["lr"] for group in self._groups]
+        lrs = [lr if isinstance(lr, Tensor) else torch.tensor(lr, dtype=torch.float64) for lr in lrs]
+        if params:
+            step_(params, grads, kept, lrs, positions, moved, self._name)
+        return loss
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # the public one imports for 1 s
+    def _untraced_step(self: Any, closure: Callable[[], Any] | None) -> Any:
+        return self.take_step(closure)
+
+    def _init_group(
+        self: Any,
+        params: list[Tensor],
+        grads: list[Tensor],
+        kept: list[Tensor],
+        positions: list[int],
+        moved: list[int],
+    ) -> None:
+        """Make the state that is missing, and fill the lists that `step_` takes.
+
+        It has the name by which dynamo knows it in torch's own optimizers: it is run and not traced, and the graph is
+        guarded by the options, the parameters and the state.
+        """
+        units = self.make_state_()
+        every = [param for group in self.param_groups for param in group["params"]]
+        position = {param: number for number, param in enumerate(every)}
+        for param in [param for unit in units for param in unit.params]:
+            if param.grad is not None:
+                moved.append(len(params))
+                grads.append(param.grad)
+            params.append(param)
+            positions.append(position[param])
+            kept += self.state[param].values()
+
+    def step_given(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        kept: Sequence[Tensor],
+        lrs: Sequence[Tensor],
+        positions: Sequence[int],
+        moved: Sequence[int],
+    ) -> None:
+        """Do what `step_` promises."""
+        twin = self._twin
+        if twin is None or not twin.fits(params, kept, positions):
+            twin = self._twin = Twin(self, params, kept, positions)
+        twin.step(self, grads, lrs, moved)
+
+    def alike(self: Any, param_groups: list[Group], state: Any) -> Any:
+        """Make an optimizer as this one, with other param groups and another state."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), param_groups=param_groups, _groups=param_groups, state=state)
+        twin._set_up()
+        return twin

@@ -27,7 +27,7 @@ class Known(NamedTuple):
     """What a step has found in order, in flat tuples, for every step asks whether it still is.
 
     Attributes:
-        kept: The state that blocks keep.
+        kept: The names of what a step needs to find there.
         capturable: Whether the steps are counted where the parameter lies.
         entries: Names and tensors of the state of each parameter.
         tensors: The parameters and what else a kernel is given, with where each lies and how it is to be read:
@@ -89,6 +89,11 @@ class Share(Protocol):
     @property
     def rows(self) -> tuple[int, int] | None:
         """The rows [first, last) of its parameter's first axis; None for all of it."""
+        ...
+
+    @property
+    def processes(self) -> Any:
+        """The process group whose processes hold other rows; None if all rows lie here."""
         ...
 
     def part(self, param: Tensor) -> Tensor:
@@ -216,14 +221,15 @@ def _cut(group: Group, params: Sequence[Tensor]) -> Cut:
 
 
 def is_closed(group: Group, step: Term) -> bool:
-    """Whether the clip's interval has closed, so that blocks keep nothing.
+    """Whether the clip's interval has closed, so that blocks keep nothing. It cannot before α* is known.
 
     Under `capturable` it never does: the host does not know the step, and a captured step is the same each time.
     """
     clip: SpectrumClip | None = group["clip"]
     if clip is None or group["capturable"] or isinstance(step, Tensor):
         return False
-    return step > 0 and clip.is_closed(int(step))
+    known = clip.final_lr != "auto" or group["estimate"][1] > 0
+    return known and step > 0 and clip.is_closed(int(step))
 
 
 def describe(group: Group, index: int, position: int) -> str:
@@ -289,7 +295,7 @@ def _options(group: Group) -> list[Any]:
     return [list(group), [*map(type, values)], [list(value) if isinstance(value, list) else value for value in values]]
 
 
-_APART = ("params", "param_names", "lr", "skipped_steps")
+_APART = ("params", "param_names", "lr", "skipped_steps", "estimate")
 
 
 def _cutting(group: Group) -> list[Any]:

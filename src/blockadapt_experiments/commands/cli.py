@@ -20,8 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from blockadapt_experiments.commands import display
 from blockadapt_experiments.commands.contents import CONTENTS, require_known
 from blockadapt_experiments.commands.display import say
-from blockadapt_experiments.core.names import SCALES
 from blockadapt_experiments.files.atomic import write_json
+from blockadapt_experiments.names import SCALES
 
 if TYPE_CHECKING:
     from blockadapt_experiments.commands.bench import Row
@@ -96,6 +96,13 @@ def run(
         list[str] | None, typer.Option(metavar="S", help="A seed, or several with commas; can be given again.")
     ] = None,
     optimizers: Annotated[str | None, typer.Option(metavar="A,B", help="Only these optimizers.")] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=OPTIMIZER,KEY=VALUE",
+            help="Compare an optimizer with settings of its own too, such as b25=block-adam,block_size=25.",
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where data sets or texts lie; the hub if not given.")
     ] = None,
@@ -111,12 +118,13 @@ def run(
 ) -> None:
     """Run an experiment.
 
-    Whatever stops it, the same command goes on where it stopped and ends with the same numbers. Finished runs are kept.
+    Whatever stops it, the same command goes on where it stopped and ends with the same numbers. Finished runs are kept,
+    also by a command that asks for more seeds, optimizers or arms in the same directory.
     """
     with _one_sentence():
         require_known(experiment, scale)
     from blockadapt_experiments.commands.session import Session
-    from blockadapt_experiments.core.config import load
+    from blockadapt_experiments.core.config import arm_changes, load
     from blockadapt_experiments.experiments.registry import get_experiment
     from blockadapt_experiments.running.environment import available_cores
     from blockadapt_experiments.running.runner import Request, threads_for
@@ -128,7 +136,8 @@ def run(
     command = shlex.join(["blockadapt", *words])
     out = out or Path("runs") / f"{experiment}-{scale}"
     with _one_sentence():
-        settings = load(get_experiment(experiment), scale, [*(changes or ()), *_selection(seed, optimizers)])
+        chosen = [*(changes or ()), *_selection(seed, optimizers), *arm_changes(arm or ())]
+        settings = load(get_experiment(experiment), scale, chosen)
         if storage and not tune:
             raise ValueError("run: `storage` must be given together with --tune.")
         cores = available_cores()

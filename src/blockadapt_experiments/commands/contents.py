@@ -5,7 +5,7 @@ A test holds it to what the experiments say of themselves.
 
 from __future__ import annotations
 
-from blockadapt_experiments.core.names import SCALES, nearest
+from blockadapt_experiments.names import SCALES, nearest
 
 CONTENTS: dict[str, tuple[str, str]] = {
     "toy-adagrad": (

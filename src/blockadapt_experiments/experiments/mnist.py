@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -70,9 +71,7 @@ def _make_task(
             model=model,
             sets=sets,
             settings=settings,
-            arm=key.arm,
-            lr=lr,
-            optimizer=settings.optimizer,
+            optimizer=partial(settings.make_optimizer, key.arm, lr=lr),
             seed=key.seed,
             prepare=_scaled,
         )

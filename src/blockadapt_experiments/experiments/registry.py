@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from blockadapt_experiments.core.config import nearest
 from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.names import nearest
 
 EXPERIMENTS: dict[str, str] = {
     "toy-adagrad": "toy",

@@ -31,11 +31,13 @@ from blockadapt.optimizers import BlockOptimizer
 from blockadapt.validation import require_choice, require_integer
 from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.claims.verdicts import BySeed, ratio_words, together
+from blockadapt_experiments.contenders.catalogue import make_optimizer
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.core.training import Classification, Sets, TrainingSettings
 from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.data.images import load_images
+from blockadapt_experiments.drawing.colours import STYLES
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import Metric, Outcome, Row, RunKey
@@ -111,13 +113,12 @@ class TermsTask:
         train = Examples(train.images[: settings.train_examples], train.labels[: settings.train_examples])
         arm = ARMS[key.arm]
         self._norm = "term_b_nuclear" if arm.diagonal else "term_b_spectral"
+        shared = replace(settings.optimizer, grouping="diagonal") if arm.diagonal else settings.optimizer
         self._training = Classification(
             model=partial(mlp, train.images[0].numel()),
             sets=Sets(train, {}),
             settings=settings,
-            arm=arm.contender,
-            lr=lr,
-            optimizer=replace(settings.optimizer, grouping="diagonal") if arm.diagonal else settings.optimizer,
+            optimizer=partial(make_optimizer, arm.contender, lr=lr, settings=shared),
             seed=key.seed,
             prepare=_scaled,
         )
@@ -247,7 +248,7 @@ def draw_terms(summary: Summary, directory: Path) -> Sequence[Path]:
             for arm in summary.arms:
                 curve = summary.curve(arm, f"{term}.{layer}")
                 if curve.x.size:
-                    panel.plot(curve.x, curve.band().mean, label=summary.label(arm), linewidth=1, **STYLES[arm])
+                    panel.plot(curve.x, curve.band().mean, label=summary.label(arm), linewidth=1, **STYLES[arm].line())
             panel.set_yscale("log")
             panel.set_title(f"{label}\n{layer}", fontsize=9)
             panel.grid(axis="y", color="#E0E0E0", linewidth=0.6)
@@ -258,14 +259,6 @@ def draw_terms(summary: Summary, directory: Path) -> Sequence[Path]:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(ARMS), frameon=False)
     return [write_png(figure, directory / "terms.png")]
 
-
-STYLES: dict[str, dict[str, Any]] = {
-    "paper-adam": {"color": "#D55E00", "linestyle": "-"},
-    "block-adam": {"color": "#0072B2", "linestyle": "-"},
-    "rmsprop": {"color": "#E69F00", "linestyle": "--"},
-    "block-rmsprop": {"color": "#56B4E9", "linestyle": "--"},
-}
-"""Okabe and Ito's colours: warm for diagonals, cold for blocks."""
 
 TERMS_EXPERIMENT = Experiment(
     name="terms",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blockadapt.validation import refusal
+from blockadapt_experiments.contenders.catalogue import arm_label
 from blockadapt_experiments.core.config import flat, load
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.experiments.registry import get_experiment
@@ -47,6 +48,7 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
         seeds=_in_order(settings["seeds"], (run.key.seed for run in runs)),
         runs=runs,
         tuned=read_json(tuned, "report") if tuned.is_file() else {},
+        labels={name: arm_label(name, table) for name, table in settings.get("arms", {}).items()},
     )
 
 

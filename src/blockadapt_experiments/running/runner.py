@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from blockadapt import BlockAdam
-from blockadapt_experiments.contenders.catalogue import CONTENDERS, LOST
-from blockadapt_experiments.core.config import flat, plain
+from blockadapt_experiments.contenders.catalogue import LOST
+from blockadapt_experiments.core.config import flat, plain, run_settings
 from blockadapt_experiments.core.experiment import Task
 from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.data.fingerprints import data_read
@@ -73,7 +73,7 @@ class Request:
 
     def lr(self, arm: str) -> float:
         """The learning rate where none was tuned; 0 for an arm that is no optimizer."""
-        return self.settings.lr.get(arm, CONTENDERS[arm].lr if arm in CONTENDERS else 0.0)
+        return self.settings.first_lr(arm)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class RunJob:
             "scale": self.request.scale,
             **self.key._asdict(),
             "lr": self.lr,
-            "settings": plain(self.request.settings),
+            "settings": run_settings(plain(self.request.settings), self.key.arm),
         }
         before = record.about
         # A run that was begun keeps its number of threads, on which its last digits depend.

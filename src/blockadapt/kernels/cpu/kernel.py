@@ -21,6 +21,7 @@ class NumbaKernel(Kernel):
     """Blocks of up to 64 on the CPU, float32 and float64, in SIMD lanes."""
 
     name = "numba"
+    measures = True
 
     def __init__(self) -> None:
         self._work_lists: dict[tuple[object, ...], Any] = {}
@@ -37,10 +38,10 @@ class NumbaKernel(Kernel):
     def _work_list(self, batch: Batch, segments: Sequence[Segment]) -> Any:
         """The work list of these segments, filled in; the one of an earlier step if they lie where they lay."""
         places = [segment.place for segment in segments]
-        key = batch, places[0].keeps, segments[0].refresh
+        key = batch, places[0].keeps, segments[0].refresh, segments[0].tally
         work_list = self._work_lists.get(key)
         if work_list is None or not work_list.fits(places):
-            work_list = self._work_lists[key] = _work().WorkList(batch, places, segments[0].refresh)
+            work_list = self._work_lists[key] = _work().WorkList(batch, places, *key[2:])
         work_list.fill_in_(segments)
         return work_list
 

@@ -9,9 +9,9 @@ Rows have one number a lane; a row of float32 is two cache lines. `triangle` is 
     │ d e      │ n each              │    │ d e  │ n each   │        │ lengths │ 32             │
     │ y        │ n                   │    │ y    │ n        │        │ owners  │ 32             │
     │ h        │ n                   │    │ u q  │ n each   │        │ spare   │ 32 + 1         │
-    │ u q      │ n each              │    └──────┴──────────┘        │ ends    │ sweeps         │
-    │ ranks    │ n                   │    `wide`: float32 blocks     └─────────┴────────────────┘
-    │ largest  │ n                   │    are tridiagonalised here
+    │ u q      │ n each              │    │ sums │ 2        │        │ ends    │ sweeps         │
+    │ ranks    │ n                   │    └──────┴──────────┘        └─────────┴────────────────┘
+    │ largest  │ n                   │    `wide` but for sums: float32 blocks are tridiagonalised here
     │ merged   │ n                   │
     │ terms    │ TERMS               │    numbers of float64         numbers of the blocks' type
     │ log      │ 2 (n − 1) sweeps    │    ┌──────────┬────────┐      ┌───────┬──────────┐
@@ -25,6 +25,7 @@ Rows have one number a lane; a row of float32 is two cache lines. `triangle` is 
     y              m, then Uᵀm, then the step                         log     cosine and sine of each rotation
     h              1/h of each reflection; u, q belong to one         ends    the last row of each sweep
     where, steps   addresses of each lane's block, byte strides       blank   a block of zeros, for lanes without one
+    sums           pᵀm̂ and m̂ᵀm̂ of each lane; no room where nobody measures
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class Scratch(NamedTuple):
     ends: Any
     matrix: Any
     vectors: Any
+    sums: Any
     end: Any
 
 
@@ -120,18 +122,20 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     matrix = ends + (8 * sweeps + LINE - 1) // LINE * LINE
     vectors = matrix + (8 * n * n + LINE - 1) // LINE * LINE
     log = vectors + (8 * n * n + LINE - 1) // LINE * LINE
-    end = log + 2 * (n - 1) * sweeps * row
+    sums = log + 2 * (n - 1) * sweeps * row
+    end = sums + 2 * wide_row
     wide = Wide(wide_a, wide_h, wide_d, wide_e, wide_y, wide_u, wide_q)
     lie = Lie(where, steps, lengths, owners, spare, blank)
     return Scratch(
-        a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, terms, log, wide, lie, ends, matrix, vectors, end
+        a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, terms, log, wide, lie, ends, matrix, vectors, sums, end
     )  # fmt: skip
 
 
 @jit
-def scratch_at(address: int, n: int, sweeps: int, like: Any) -> Scratch:
+def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> Scratch:
     """The parts at an address. `like` is any array of the blocks' type."""
     triangle, sweeps = n * (n + 1) // 2, max(sweeps, 1)
+    counted = 2 * LANES if measured else 0
     at = offsets(n, sweeps, like.itemsize)
     wide = Wide(
         a=doubles(address + at.wide.a, triangle * LANES),
@@ -171,6 +175,7 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any) -> Scratch:
         ends=carray(pointer(address + at.ends), (sweeps,), np.int64),
         matrix=carray(pointer(address + at.matrix), (n, n), np.float64),
         vectors=carray(pointer(address + at.vectors), (n, n), np.float64),
+        sums=doubles(address + at.sums, counted),
         end=address + at.end,
     )
 

@@ -4,6 +4,7 @@
     extents        [segments, 3]            how many blocks and coordinates lie there
     coefficients   [segments, TERMS]        the step's numbers, in the order of `contract.TERMS`
     starts         [segments + 1]           the number of each segment's first block
+    sums           [2, tiles]               float64: pᵀm̂ and m̂ᵀm̂ of each tile, written where someone measures
     entries        [ENTRIES]                all else, and the addresses of the others
 
 `TERM.second.decay` is a column of the coefficients, `ENTRY.n` an entry: the NamedTuples that name them, filled with
@@ -63,6 +64,8 @@ class Entries(NamedTuple):
     chunks_at: int
     """Where the tile numbers lie at which chunks begin, and past the last one end."""
     scratch_at: int
+    sums_at: int
+    """0 where nobody measures."""
 
 
 class Tables(NamedTuple):
@@ -72,6 +75,7 @@ class Tables(NamedTuple):
     extents: Any
     coefficients: Any
     starts: Any
+    sums: Any
 
 
 EXTENT = Extents(*range(len(Extents._fields)))

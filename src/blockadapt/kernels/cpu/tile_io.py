@@ -43,6 +43,7 @@ from blockadapt.kernels.cpu.tables import (
     MAJOR,
     MINOR,
     STRIDED,
+    TERMS,
     M,
     X,
 )
@@ -112,6 +113,14 @@ def move_on_(tables: Any, lie: Any) -> None:
         stride = LANES * tables.tensors[lie.owners[0], role, MINOR]
         for lane in range(LANES):
             lie.where[role, lane] += stride
+
+
+@jit
+def fill_(terms: Any, coefficients: Any, owners: Any) -> None:
+    """Each lane's coefficients, from the segment that owns it."""
+    for lane in range(LANES):
+        for term in range(TERMS):
+            terms[term * LANES + lane] = coefficients[owners[lane], term]
 
 
 @jit

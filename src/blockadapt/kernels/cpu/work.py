@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batch, Place, Segment
+from blockadapt.kernels.contract import Batch, Place, Segment, Tally
 from blockadapt.kernels.cpu import thresholds
 from blockadapt.kernels.cpu.compilation import compiled
 from blockadapt.kernels.cpu.safety import OWNER, check_place, gradient_address, span_bytes
@@ -34,7 +34,7 @@ def alike(segments: Sequence[Segment]) -> list[list[Segment]]:
     together: dict[tuple[object, ...], list[Segment]] = {}
     for segment in segments:
         if segment.place.num_blocks:
-            together.setdefault((segment.place.keeps, segment.refresh), []).append(segment)
+            together.setdefault((segment.place.keeps, segment.refresh, segment.tally), []).append(segment)
     return list(together.values())
 
 
@@ -44,7 +44,7 @@ class WorkList:
     It holds the places weakly, so that their memory is free as soon as nobody else wants it.
     """
 
-    def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool) -> None:
+    def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         for place in places:
             check_place(place, batch)
         real = _REALS[batch.dtype]
@@ -60,6 +60,8 @@ class WorkList:
         self._starts = np.array(
             list(accumulate((-(-place.num_blocks // unit) * unit for place in places), initial=0)), dtype=np.int64
         )
+        self._tally, self._pair = tally, torch.zeros(2, dtype=torch.float64)
+        self._sums = np.zeros((2, 0 if tally is None else -(-int(self._starts[-1]) // TILE)))
         self._threads = 0
         sweeps = thresholds.MAX_SWEEPS * batch.n
         entries = Entries(
@@ -78,6 +80,7 @@ class WorkList:
             starts_at=self._starts.ctypes.data,
             chunks_at=0,
             scratch_at=0,
+            sums_at=0 if tally is None else self._sums.ctypes.data,
         )
         self._entries = np.array(entries, dtype=np.int64)
         self._at = self._entries.ctypes.data
@@ -116,8 +119,11 @@ class WorkList:
         self._threads, self._workers, self._chunks, self._scratch = threads, workers, chunks, scratch
 
     def carry_out_(self) -> None:
-        """Take the step."""
+        """Take the step. What the tiles have measured is added up in their order, into memory that is there."""
         run_on_threads(self._worker, self._at, self._workers)
+        if self._tally is not None:
+            np.sum(self._sums, axis=1, out=self._pair.numpy())
+            self._tally.add(self._pair)
 
     @property
     def by_jacobi(self) -> int:

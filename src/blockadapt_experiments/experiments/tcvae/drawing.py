@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from blockadapt_experiments.data.sprites import NAMES
-from blockadapt_experiments.drawing.colours import COLOURS, DASHES
+from blockadapt_experiments.drawing.colours import style_of
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.summary import Summary
@@ -59,9 +59,8 @@ def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
     panel = figure.subplots()
     order = np.argsort(betas)
     for number, (arm, (mean, half)) in enumerate(found.items()):
-        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
         x = betas[order] + DODGE * (number - (len(found) - 1) / 2)
-        style = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 4, "capsize": 3, "elinewidth": 1}
+        style = {**style_of(arm, number).line(), "marker": "o", "markersize": 4, "capsize": 3, "elinewidth": 1}
         panel.errorbar(x, mean[order], half[order], label=summary.label(arm), **style)
     panel.set_xticks(betas)
     panel.set_xlim(betas.min() - 0.5, betas.max() + 0.5)
