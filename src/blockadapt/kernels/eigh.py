@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,8 +26,8 @@ class EighKernel(Kernel):
     measures = True
 
     def takes(self, batch: Batch) -> bool:
-        """Any blocks."""
-        return True
+        """Say yes to any blocks on a device that has `torch.linalg.eigh`."""
+        return solves(batch.device)
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> EighChange:
         """See `Kernel.prepare`."""
@@ -150,6 +151,16 @@ def _decompose(
             piece[-2].copy_(λ)
             piece[-1].copy_(U)
     return eigenvalues, basis
+
+
+@lru_cache(maxsize=16)
+def solves(device: torch.device) -> bool:
+    """Whether a device has `torch.linalg.eigh`."""
+    try:
+        torch.linalg.eigh(torch.eye(2, device=device))
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:

@@ -167,7 +167,8 @@ class TracedStep:
         moved: list[int] = []
         self._init_group(params, grads, kept, positions, moved)
         lrs = [group["lr"] for group in self._groups]
-        lrs = [lr if isinstance(lr, Tensor) else torch.tensor(lr, dtype=torch.float64) for lr in lrs]
+        # A product stays one when lr becomes another number; a new tensor of it would be compiled anew.
+        lrs = [lr if isinstance(lr, Tensor) else torch.ones((), dtype=torch.float64) * lr for lr in lrs]
         if params:
             step_(params, grads, kept, lrs, positions, moved, self._name)
         return loss
