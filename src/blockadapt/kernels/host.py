@@ -41,11 +41,9 @@ class HostKernel(Kernel):
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See `Kernel.decompose`."""
-        here = packed.cpu()
-        kernel = next(
-            kernel for kernel in self._kernels if kernel.takes(Batch(n, here.dtype, here.device, INVERSE_ROOT))
-        )
-        eigenvalues, basis = kernel.decompose(here, n)
+        batch = Batch(n, packed.dtype, Device("cpu"), INVERSE_ROOT)
+        kernel = next(kernel for kernel in self._kernels if kernel.takes(batch))
+        eigenvalues, basis = kernel.decompose(packed.cpu(), n)
         return eigenvalues.to(packed.device), basis.to(packed.device)
 
 

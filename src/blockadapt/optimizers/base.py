@@ -23,6 +23,7 @@ from blockadapt.optimizers.ranks import (
     SharedOut,
     Verdict,
     are_sharded,
+    is_flattened,
     is_sharded,
     require_placements,
 )
@@ -512,6 +513,9 @@ class BlockOptimizer(TracedStep, Optimizer):
         for param in group["params"]:
             require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
             require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
+            rule = "whole, or sharded by `fully_shard` (FSDP2), because blocks are cut from a parameter's own shape"
+            flat = Described("one that FullyShardedDataParallel (FSDP1) has flattened")
+            require(not is_flattened(param), owner, "params", rule, flat)
             if is_sharded(param):
                 self._require_sharded(param, group["grouping"])
             else:

@@ -45,7 +45,9 @@ class Estimates:
         key = unit.index, None if unit.share is None else unit.share.processes
         tally = self._counted.get(key)
         if tally is None:
-            tally = self._tallies.setdefault(key, Tally(unit.part(unit.owner).device))
+            device = unit.part(unit.owner).device
+            there = device if device.type != "mps" else torch.device("cpu")  # Apple's GPUs have no float64
+            tally = self._tallies.setdefault(key, Tally(there))
             tally.clear()
             self._counted[key] = tally
         return tally

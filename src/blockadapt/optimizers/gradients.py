@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -121,7 +122,9 @@ def _read(terms: Sequence[Term]) -> list[float]:
         if isinstance(term, Tensor):
             together.setdefault(term.device, []).append(position)
     for positions in together.values():
-        found = torch.stack([cast(Tensor, terms[position]).double() for position in positions]).tolist()
+        norms = [cast(Tensor, terms[position]) for position in positions]
+        dtype = functools.reduce(torch.promote_types, (norm.dtype for norm in norms))
+        found = torch.stack([norm.to(dtype) for norm in norms]).tolist()
         for position, number in zip(positions, found, strict=True):
             numbers[position] = number
     return numbers

@@ -65,7 +65,8 @@ def ratio(times: dict[str, list[float]], above: str, below: str) -> tuple[float,
     return median(times[above]) / median(times[below]), low, high
 
 
-def _milliseconds(times: dict[str, list[float]], *names: str) -> str:
+def milliseconds(times: dict[str, list[float]], *names: str) -> str:
+    """The median of each of them."""
     return ", ".join(f"{name} {1e3 * median(times[name]):.3g} ms" for name in names)
 
 
@@ -109,7 +110,7 @@ class Training:
         return turn
 
 
-def _mnist_like(shape: tuple[int, ...]) -> Tensor:
+def mnist_like(shape: tuple[int, ...]) -> Tensor:
     """A batch with MNIST's sparsity: about a fifth of the pixels are lit."""
     generator = torch.Generator().manual_seed(0)
     return torch.rand(shape, generator=generator) * (torch.rand(shape, generator=generator) < 0.2)
@@ -123,7 +124,7 @@ def lenet_300_rows(rounds: int) -> Iterator[Row]:
     """LeNet-300-100 against eigh, Adam, SOAP and Shampoo."""
     import pytorch_optimizer
 
-    model, batch = lenet_300_100(), _mnist_like((128, 784))
+    model, batch = lenet_300_100(), mnist_like((128, 784))
     options = {"eigh": {"backend": "eigh"}, "numba": {"backend": "numba"}}
     for size, floor, goal in ((10, "≥ 25", "≥ 60"), (25, "≥ 14", "≥ 30")):
         contenders = {
@@ -131,7 +132,7 @@ def lenet_300_rows(rounds: int) -> Iterator[Row]:
             for name, option in options.items()
         }
         times = take_turns(contenders, max(5, rounds // 3))
-        detail = _milliseconds(times, "eigh", "numba")
+        detail = milliseconds(times, "eigh", "numba")
         name = f"step, LeNet-300-100, blocks of {size}: eigh / numba"
         yield Row(name, *ratio(times, "eigh", "numba"), floor, goal, detail)
     yield from _network_rows("LeNet-300-100", model, batch, rounds, 10, "≤ 3.5", "≤ 1.5", pytorch_optimizer)
@@ -141,7 +142,7 @@ def lenet_5_rows(rounds: int) -> Iterator[Row]:
     """LeNet-5-Caffe against Adam, SOAP and Shampoo."""
     import pytorch_optimizer
 
-    model, batch = lenet_5_caffe(), _mnist_like((128, 1, 28, 28))
+    model, batch = lenet_5_caffe(), mnist_like((128, 1, 28, 28))
     yield from _network_rows("LeNet-5-Caffe", model, batch, rounds, 1, "≤ 1.35", "≤ 1.1", pytorch_optimizer)
 
 
@@ -155,7 +156,7 @@ def _network_rows(
     }
     times = take_turns(whole, rounds)
     values = ratio(times, "Block-Adam", "Adam")
-    yield Row(f"training step, {name}: Block-Adam / Adam", *values, floor, goal, _milliseconds(times, *whole))
+    yield Row(f"training step, {name}: Block-Adam / Adam", *values, floor, goal, milliseconds(times, *whole))
     steps = {
         "Block-Adam": Training(model, batch, _block_adam()).step(repeats),
         "SOAP": Training(model, batch, lambda params: peers.SOAP(params, lr=1e-4)).step(repeats),
@@ -164,7 +165,7 @@ def _network_rows(
     times = take_turns(steps, max(5, rounds // 3))
     for peer, peer_floor in (("SOAP", "≤ 1"), ("ScalableShampoo", "–")):
         values = ratio(times, "Block-Adam", peer)
-        detail = _milliseconds(times, "Block-Adam", peer)
+        detail = milliseconds(times, "Block-Adam", peer)
         yield Row(f"step, {name}: Block-Adam / {peer}", *values, peer_floor, "≤ 1", detail)
 
 
@@ -198,7 +199,7 @@ def scaling_rows(rounds: int) -> Iterator[Row]:
 
 def option_rows(rounds: int) -> Iterator[Row]:
     """What a closed clip interval and a kept basis save."""
-    model, batch = lenet_300_100(), _mnist_like((128, 784))
+    model, batch = lenet_300_100(), mnist_like((128, 784))
     sgd: Callable[[Any], Optimizer] = lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9)  # noqa: E731
     closed = SpectrumClip(final_lr=1e-3, gamma=1e3)
     contenders = {
@@ -208,9 +209,9 @@ def option_rows(rounds: int) -> Iterator[Row]:
         "refresh_every=10": Training(model, batch, _block_adam(refresh_every=10)).step(20),
     }
     times = take_turns(contenders, rounds)
-    detail = _milliseconds(times, "closed", "SGD")
+    detail = milliseconds(times, "closed", "SGD")
     yield Row("step: closed clip / SGD with momentum", *ratio(times, "closed", "SGD"), "≤ 4", "≤ 1.5", detail)
-    detail = _milliseconds(times, "refresh_every=10", "every step")
+    detail = milliseconds(times, "refresh_every=10", "every step")
     values = ratio(times, "refresh_every=10", "every step")
     yield Row("step: refresh_every=10 / every step", *values, "≤ 0.5", "≤ 0.25", detail)
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batch, Place, Segment
+from blockadapt.kernels.contract import Batch, Place, Segment, Tally
 from blockadapt.kernels.gpu import step
 from blockadapt.kernels.gpu.safety import check_place, gradient_address
 from blockadapt.kernels.transfer import is_capturing, sent, term_table
@@ -42,7 +42,7 @@ def alike(segments: Sequence[Segment]) -> list[list[Segment]]:
     """Segments that keep the same state and do the same thing: one launch each, and almost always one in all."""
     together: dict[tuple[object, ...], list[Segment]] = {}
     for segment in segments:
-        together.setdefault((segment.place.keeps, segment.refresh), []).append(segment)
+        together.setdefault((segment.place.keeps, segment.refresh, segment.tally), []).append(segment)
     return list(together.values())
 
 
@@ -71,18 +71,29 @@ class Launch:
         self.function[(self.programs,)](*self.arguments, **self.options)
 
 
+class Step(NamedTuple):
+    """The launches of blocks that are alike, and where they count themselves: `sums` is float64 [2, tiles]."""
+
+    device: torch.device
+    launches: list[Launch]
+    tally: Tally | None
+    sums: Tensor
+
+
 @dataclass(frozen=True)
 class Launches:
     """A step that is ready to be launched."""
 
-    steps: list[tuple[torch.device, list[Launch]]]
+    steps: list[Step]
 
     def write_(self) -> None:
         """See `Change.write_`."""
-        for device, launches in self.steps:
-            with _on(device):
-                for launch in launches:
+        for step_ in self.steps:
+            with _on(step_.device):
+                for launch in step_.launches:
                     launch.run()
+            if step_.tally is not None:
+                step_.tally.add(step_.sums)
 
 
 class WorkList:
@@ -91,11 +102,11 @@ class WorkList:
     It holds the places weakly, so that their memory is free as soon as nobody else wants it.
     """
 
-    def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool) -> None:
+    def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         for place in places:
             check_place(place, batch)
         self._places = [weakref.ref(place) for place in places]
-        self._batch, self._refresh, self._keeps = batch, refresh, places[0].keeps
+        self._batch, self._refresh, self._keeps, self._tally = batch, refresh, places[0].keeps, tally
         self._lanes = lanes_on(batch.device, max(place.num_blocks for place in places))
         tiles = [triton.cdiv(place.num_blocks, self._lanes) for place in places]
         first = np.cumsum([0, *tiles])
@@ -112,31 +123,32 @@ class WorkList:
             known() is place for known, place in zip(self._places, places, strict=True)
         )
 
-    def ready(self, segments: Sequence[Segment]) -> tuple[torch.device, list[Launch]]:
+    def ready(self, segments: Sequence[Segment]) -> Step:
         """This step's launches, compiled; the table of its gradients and coefficients is on its way to the device."""
         batch = self._batch
         grads = [gradient_address(segment.place, segment.grad, batch) for segment in segments]
         with _on(batch.device):
             terms = term_table([segment.coefficients for segment in segments], batch.device, torch.float64)
             table = torch.cat([self._table, _column(grads, batch.device), terms.view(torch.int64)], dim=1)
-            launches = self._launches(table)
+            sums = torch.empty((2, self._tiles if self._tally else 0), dtype=torch.float64, device=batch.device)
+            launches = self._launches(table, sums)
             if not self._compiled:
                 for launch in launches:
                     launch.compile()
                 self._compiled = True
-        return batch.device, launches
+        return Step(batch.device, launches, self._tally, sums)
 
-    def _launches(self, table: Tensor) -> list[Launch]:
+    def _launches(self, table: Tensor, sums: Tensor) -> list[Launch]:
         n, dtype, device, _ = self._batch
         lanes, owners, tiles = self._lanes, self._owners, self._tiles
         has_m, has_largest, has_basis = self._keeps
         shape = {"LANES": lanes, "REAL": _REALS[dtype], "HAS_M": has_m, "HAS_LARGEST": has_largest}
-        shape["enable_fp_fusion"] = True
+        shape |= {"MEASURED": self._tally is not None, "enable_fp_fusion": True}
         N = triton.next_power_of_2(n)
         most = processors(device) * WARPS_PER_PROCESSOR
         if not self._refresh:
             shape |= {"N": N, "num_warps": max(1, N * dtype.itemsize // 64)}
-            return [Launch(step.turn, min(tiles, most), (table, owners, tiles, n), shape)]
+            return [Launch(step.turn, min(tiles, most), (table, owners, sums, tiles, n), shape)]
         shape["HAS_BASIS"] = has_basis
         sweeps = sweeps_allowed(n)
         rows = step.scratch_rows(n, sweeps)
@@ -144,11 +156,11 @@ class WorkList:
         scratch = torch.empty(programs * rows * lanes, dtype=dtype, device=device)
         unsolved = torch.empty(1 + tiles * lanes, dtype=torch.int32, device=device)
         unsolved[:1].zero_()
-        found = (table, owners, scratch, unsolved, tiles, sweeps, n, rows)
+        found = (table, owners, sums, scratch, unsolved, tiles, sweeps, n, rows)
         launches = [Launch(step.advance, programs, found, shape | {"PAIR": n == 2, "num_warps": 1} | registers(device))]
         if n > 2:  # smaller ones always converge
             again = shape | {"N": N, "num_warps": max(1, N // 4)}
-            launches.append(Launch(step.redo, processors(device), (table, owners, unsolved, n), again))
+            launches.append(Launch(step.redo, processors(device), (table, owners, sums, unsolved, tiles, n), again))
         return launches
 
 
