@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Coefficients, Kernel, Segment
 from blockadapt.kernels.layout import by_block, write_by_block_
+from blockadapt.kernels.transfer import term_table
 from blockadapt.moments import unpack, updated_second_moment
 from blockadapt.spectrum import unclipped
+from blockadapt.validation import has_numbers
 
 
 class EighKernel(Kernel):
@@ -23,8 +26,8 @@ class EighKernel(Kernel):
     measures = True
 
     def takes(self, batch: Batch) -> bool:
-        """Any blocks."""
-        return True
+        """Say yes to any blocks on a device that has `torch.linalg.eigh`."""
+        return solves(batch.device)
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> EighChange:
         """See `Kernel.prepare`."""
@@ -112,10 +115,9 @@ def _sums(f: Tensor, y: Tensor, correction: Tensor) -> Tensor:
 
 def _columns(segments: Sequence[Segment], like: Tensor) -> Any:
     """The coefficients of each block: `Coefficients` with columns [num_blocks, 1] for numbers."""
-    table = [segment.coefficients.terms for segment in segments]
-    counts = torch.tensor([s.place.num_blocks for s in segments])
-    columns = torch.tensor(table, dtype=torch.float64).repeat_interleave(counts, dim=0).to(like)
-    return Coefficients.of(columns.unsqueeze(-1).unbind(1))
+    table = term_table([segment.coefficients for segment in segments], like.device, like.dtype)
+    rows = [row.expand(segment.place.num_blocks, -1) for row, segment in zip(table.unbind(), segments, strict=True)]
+    return Coefficients.of(torch.cat(rows).unsqueeze(-1).unbind(1))
 
 
 def _decompose(
@@ -151,11 +153,21 @@ def _decompose(
     return eigenvalues, basis
 
 
+@lru_cache(maxsize=16)
+def solves(device: torch.device) -> bool:
+    """Whether a device has `torch.linalg.eigh`."""
+    try:
+        torch.linalg.eigh(torch.eye(2, device=device))
+    except NotImplementedError:
+        return False
+    return True
+
+
 def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors. A block that is not finite gives NaN and does not stop the others.
 
-    What LAPACK cannot solve in float32 is solved in float64: it may raise, and it may also return NaN for a
-    finite block.
+    What cannot be solved in float32 is solved in float64. LAPACK may raise, and it may also return NaN for a finite
+    block. On other devices `torch.linalg.eigh` itself looks for failures, and nothing here waits for a second look.
     """
     finite = V.isfinite().all(-1).all(-1)
     safe = torch.where(finite[:, None, None], V, 0)
@@ -163,10 +175,16 @@ def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:
         eigenvalues, basis = torch.linalg.eigh(safe)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         eigenvalues, basis = (t.to(V.dtype) for t in torch.linalg.eigh(safe.double()))
+    if V.is_cpu and has_numbers(V):
+        _solve_again_(safe, eigenvalues, basis)
+    return torch.where(finite[:, None], eigenvalues, torch.nan), basis
+
+
+def _solve_again_(V: Tensor, eigenvalues: Tensor, basis: Tensor) -> None:
+    """Solve in float64 the blocks of which something is not finite."""
     unsolved = ~(eigenvalues.isfinite().all(-1) & basis.isfinite().all(-1).all(-1))
     if unsolved.any():
-        eigenvalues[unsolved], basis[unsolved] = (t.to(V.dtype) for t in torch.linalg.eigh(safe[unsolved].double()))
-    return torch.where(finite[:, None], eigenvalues, torch.nan), basis
+        eigenvalues[unsolved], basis[unsolved] = (t.to(V.dtype) for t in torch.linalg.eigh(V[unsolved].double()))
 
 
 def _amsgrad(eigenvalues: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:

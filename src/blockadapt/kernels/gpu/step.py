@@ -18,12 +18,13 @@ from blockadapt.kernels.gpu import eigensolver as solver
 from blockadapt.kernels.layout import TILE as _TILE
 
 COLUMNS = (
-    "x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues",
+    "x", "m", "second_moment", "largest", "basis", "eigenvalues",
     "x.major", "x.minor", "x.step", "m.major", "m.minor", "m.step", "second_moment.major", "second_moment.minor",
     "second_moment.step", "largest.major", "largest.minor", "largest.step", "k", "minor", "num_blocks", "first tile",
-    *TERMS,
+    "grad", *TERMS,
 )  # fmt: skip
-"""Of the table, int64: addresses, strides in elements, counts, and the terms as float64 bits."""
+"""Of the table, int64: addresses, strides in elements, counts, and what each step brings: where the gradient lies, and
+the terms as float64 bits."""
 
 
 def _column(name: str) -> tl.constexpr:
@@ -32,9 +33,9 @@ def _column(name: str) -> tl.constexpr:
 
 WIDTH = tl.constexpr(len(COLUMNS))
 TILE = tl.constexpr(_TILE)
-X, GRAD, M, V, LARGEST, BASIS, EIGENVALUES = (_column(name) for name in COLUMNS[:7])
+X, M, V, LARGEST, BASIS, EIGENVALUES = (_column(name) for name in COLUMNS[:6])
 X_BY, M_BY, V_BY, LARGEST_BY = (_column(f"{name}.major") for name in ("x", "m", "second_moment", "largest"))
-K, MINOR, NUM_BLOCKS, FIRST = (_column(name) for name in ("k", "minor", "num_blocks", "first tile"))
+K, MINOR, NUM_BLOCKS, FIRST, GRAD = (_column(name) for name in ("k", "minor", "num_blocks", "first tile", "grad"))
 SIGN, COUPLED, SHRINK = (_column(f"descent.{term}") for term in ("sign", "coupled", "shrink"))
 BETA, DECAY, WEIGHT = _column("first.beta"), _column("second.decay"), _column("second.weight")
 FIRST_CORRECTION = _column("first.correction")
