@@ -31,11 +31,26 @@ def require(ok: bool, owner: str, argument: str, rule: str, value: object) -> No
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers lie where its strides say.
+    """Whether a tensor's numbers lie where its strides say, or would lie there if it had any (FakeTensor).
 
-    A sparse tensor, or a subclass that dispatches by itself, keeps them elsewhere.
+    A sparse tensor, or another subclass that dispatches by itself, keeps them elsewhere.
     """
-    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__ and tensor.layout is torch.strided
+    alone = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return (alone or not has_numbers(tensor)) and tensor.layout is torch.strided
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor has memory with numbers in it: not on the device "meta", and no FakeTensor."""
+    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+        return not tensor.is_meta
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not isinstance(tensor, FakeTensor)
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Whether the host reads a tensor's numbers: on the CPU, and where there is no float64, for which it is needed."""
+    return tensor.device.type in ("cpu", "mps") and has_numbers(tensor)
 
 
 def is_number(value: object) -> bool:
@@ -74,9 +89,14 @@ def require_beta(owner: str, argument: str, value: Any) -> None:
 
 
 def require_lr(owner: str, value: Any) -> None:
-    """A learning rate is a number or a one-element tensor, finite and not negative."""
+    """A learning rate is a number or a one-element tensor, finite and not negative.
+
+    One that lies on a device is taken at its word: to look at it would be to wait for the device.
+    """
     if isinstance(value, Tensor):
         require(value.numel() == 1, owner, "lr", "a number or a one-element tensor", tuple(value.shape))
+        if not is_on_host(value):
+            return
         value = value.item()
     require_number(owner, "lr", value, least=0)
 

@@ -59,7 +59,7 @@ class Standing:
 
     def __init__(self, units: Sequence[Unit], state: Mapping[Tensor, State]) -> None:
         self._units = list(units)
-        members = [unit for unit in units if unit.known is not None and unit.places and unit.share is None]
+        members = [unit for unit in units if _stands(unit)]
         self.others = [unit for unit in units if unit not in {*members}]
         self.first = {unit.index: unit for unit in reversed(members)}
         self._owners = [unit.owner for unit in members]
@@ -76,13 +76,13 @@ class Standing:
         self._batches = _by_batch(members)
 
     def steps(
-        self, units: Sequence[Unit], kept: Callable[[int], Sequence[str]], state: Mapping[Tensor, State]
+        self, units: Sequence[Unit], kept: Callable[[int], list[str] | None], state: Mapping[Tensor, State]
     ) -> list[int] | None:
         """How many steps each has taken, if these are the units and nothing of them has changed; else None.
 
-        `kept` gives the state that blocks of a group keep.
+        `kept` gives what units of a group keep, and None where only a device counts their steps.
         """
-        if units != self._units or any(tuple(kept(group)) != names for group, names in self._kept):
+        if units != self._units or any(kept(group) != [*names] for group, names in self._kept):
             return None
         states: list[Any] = [*map(state.get, self._owners)]
         if {*map(type, states)} - {dict} or [*chain.from_iterable(states)] != self._names:
@@ -166,6 +166,12 @@ def shared(values: Iterable[Any]) -> list[Any]:
     """The same values, equal ones as one object: they are compared at every step, and there may be few of them."""
     known: dict[Any, Any] = {}
     return [known.setdefault(value, value) for value in values]
+
+
+def _stands(unit: Unit) -> bool:
+    """Whether a unit is known, moves where it lies, and has its steps counted by the host."""
+    known = unit.known
+    return known is not None and not known.capturable and bool(unit.places) and unit.share is None
 
 
 def _by_batch(units: Sequence[Unit]) -> list[tuple[Batch, list[Place], Callable[[Sequence[Any]], Iterable[Any]]]]:

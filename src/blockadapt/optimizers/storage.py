@@ -23,7 +23,7 @@ from blockadapt.kernels.reflections import eigenvalues_length, reflections_lengt
 from blockadapt.moments import packed_length, statistics_dtype
 from blockadapt.optimizers.unit import COUNTS
 from blockadapt.partition import Cut, Partition
-from blockadapt.validation import Described, is_plain, refusal
+from blockadapt.validation import Described, has_numbers, is_plain, refusal
 
 State = dict[str, Any]
 
@@ -78,10 +78,18 @@ def shapes_of(shape: Shape, cut: Cut | None, tiled: bool = True) -> dict[str, Sh
 # One form ----------------------------------------------------------------------------------------------------------
 
 
-def in_form(owner: str, whose: str, name: str, value: Any, shape: Shape, param: Tensor) -> Tensor:
+def counter_device(param: Tensor, capturable: bool) -> torch.device:
+    """Where the steps of a parameter are counted: with it if a step may be captured, else where the host knows them."""
+    return param.device if capturable else torch.device("cpu")
+
+
+def in_form(
+    owner: str, whose: str, name: str, value: Any, shape: Shape, param: Tensor, capturable: bool = False
+) -> Tensor:
     """A state entry as kernels and counters expect it: itself if it is so already, else a copy with its numbers.
 
-    Statistics are contiguous, of the parameter's statistics dtype and on its device; counts are int64 on the CPU.
+    Statistics are contiguous, of the parameter's statistics dtype and on its device; counts are int64 on the CPU, that
+    of steps on its `counter_device`.
 
     Raises:
         ValueError: It is no tensor of this shape, or not of real numbers.
@@ -92,8 +100,10 @@ def in_form(owner: str, whose: str, name: str, value: Any, shape: Shape, param: 
         raise ValueError(refusal(owner, name, rule, Described(found)))
     if value.is_complex() or value.dtype == torch.bool or value.is_quantized:
         raise ValueError(refusal(owner, name, f"of real numbers (in the state of {whose})", value.dtype))
-    dtype, device = (torch.int64, torch.device("cpu")) if name in COUNTS else (statistics_dtype(param), param.device)
-    if value.is_meta and device.type != "meta":
+    dtype, device = statistics_dtype(param), param.device
+    if name in COUNTS:
+        dtype, device = torch.int64, counter_device(param, capturable and name == "step")
+    if not has_numbers(value) and has_numbers(param):
         raise ValueError(refusal(owner, name, f"one with numbers (in the state of {whose})", value.device))
     in_place = value.dtype == dtype and value.device == device and value.is_contiguous() and not value.is_neg()
     if in_place and not value.requires_grad and torch._debug_has_internal_overlap(value) == 0:
@@ -102,7 +112,13 @@ def in_form(owner: str, whose: str, name: str, value: Any, shape: Shape, param: 
 
 
 def all_in_form(
-    owner: str, whose: str, entries: Mapping[str, Any], shapes: Mapping[str, Shape], param: Tensor, cut: Cut
+    owner: str,
+    whose: str,
+    entries: Mapping[str, Any],
+    shapes: Mapping[str, Shape],
+    param: Tensor,
+    cut: Cut,
+    capturable: bool,
 ) -> State:
     """The state of a parameter, each entry `in_form`.
 
@@ -116,7 +132,7 @@ def all_in_form(
     state: State = {}
     for name in shapes:
         if name in entries:
-            state[name] = in_form(owner, whose, name, entries[name], shapes[name], param)
+            state[name] = in_form(owner, whose, name, entries[name], shapes[name], param, capturable)
             if name == "cut":
                 require_same_cut(owner, whose, state[name], cut)
     return state
@@ -124,7 +140,7 @@ def all_in_form(
 
 def require_same_cut(owner: str, whose: str, fingerprint: Tensor, cut: Cut) -> None:
     """Raise ValueError unless the blocks of a state were cut as the options say now."""
-    if tuple(fingerprint.tolist()) != cut.fingerprint:
+    if has_numbers(fingerprint) and tuple(fingerprint.tolist()) != cut.fingerprint:
         rule = f"what cut the blocks of {whose} when their state was made (delete that state to begin anew)"
         raise ValueError(refusal(owner, "grouping", rule, Described(f"one that gives {cut}")))
 

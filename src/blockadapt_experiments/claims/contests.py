@@ -10,6 +10,7 @@ import numpy as np
 
 from blockadapt_experiments.claims.claim import Verdict
 from blockadapt_experiments.claims.verdicts import BySeed, together
+from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.results.recorded_runs import Run
 from blockadapt_experiments.results.summary import Summary, oscillation
 
@@ -22,8 +23,11 @@ class Part(NamedTuple):
 
 
 def rivals(summary: Summary, arm: str, others: Sequence[str] | None = None) -> list[str]:
-    """The other arms that have a finished run, of these or of all; none if the arm itself has not."""
-    chosen = [other for other in summary.arms if other != arm and (others is None or other in others)]
+    """List the others that have a finished run, of these or of all optimizers; none if the arm itself has none.
+
+    An arm with settings of its own is none of them: no claim is about it.
+    """
+    chosen = [other for other in summary.arms if other != arm and other in (CONTENDERS if others is None else others)]
     return [other for other in chosen if _finished(summary, other)] if _finished(summary, arm) else []
 
 

@@ -153,9 +153,10 @@ def experiments_table(contents: Mapping[str, tuple[str, str]], scales: Sequence[
 
 def optimizers_table(contenders: Iterable[Contender]) -> Table:
     """What can be compared."""
-    table = table_of(("optimizer", "what", "adapts by", "default lr"))
+    table = table_of(("optimizer", "what", "adapts by", "default lr", "settings"))
     for contender in contenders:
-        table.add_row(contender.name, contender.label, contender.kind, f"{contender.lr:g}")
+        settings = ", ".join(contender.types)
+        table.add_row(contender.name, contender.label, contender.kind, f"{contender.lr:g}", settings)
     return table
 
 

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.data.fingerprints import fingerprint, note
 from blockadapt_experiments.data.missing import MissingData
 from blockadapt_experiments.files.atomic import atomic
+from blockadapt_experiments.parts import register
 
 HUB = {"mnist": "ylecun/mnist", "cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 """Hub id by the name used here."""
@@ -40,6 +41,12 @@ SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 """[channels, height, width] of the images of each data set."""
 
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100}
+
+Load = Callable[[Path | None], tuple[Examples, Examples]]
+LoadT = TypeVar("LoadT", bound=Load)
+
+OWN: dict[str, Load] = {}
+"""Data sets that users have registered."""
 
 SPLITS = ("train", "test")
 PARTS = ("images", "labels")
@@ -59,7 +66,7 @@ def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Exam
         MissingData: It is not there.
         ValueError: It is there and is not images with labels.
     """
-    require_choice("data", "name", name, (*HUB, "digits"))
+    require_choice("data", "name", name, (*HUB, "digits", *OWN))
     train, test, digest = _loaded(name, data_dir)
     note(name, digest)
     return train, test
@@ -68,9 +75,47 @@ def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Exam
 @lru_cache(maxsize=2)
 def _loaded(name: str, data_dir: Path | None) -> tuple[Examples, Examples, str]:
     """Both sets, and the digest of their pixels and labels."""
-    train, test = _embedded() if name == "digits" else _stored(name, data_dir)
+    if name in OWN:
+        train, test = _own(name, data_dir)
+    else:
+        train, test = _embedded() if name == "digits" else _stored(name, data_dir)
     digest = fingerprint(part.numpy() for part in (train.images, train.labels, test.images, test.labels))
     return train, test, digest
+
+
+def register_images(name: str) -> Callable[[LoadT], LoadT]:
+    """Make the decorated function's data set known by a name, to every experiment that has a setting `data`.
+
+    The function takes the folder of `--data-dir`, or None, and gives `Examples` to train on and others to test on. A
+    run keeps the digest of what it gave.
+
+    Raises:
+        ValueError: The name is taken.
+    """
+
+    def decorate(load: LoadT) -> LoadT:
+        register("images", name, (*HUB, "digits"), load)
+        OWN[name] = load
+        _loaded.cache_clear()
+        return load
+
+    return decorate
+
+
+def require_images(owner: str, name: str, built_in: Sequence[str] = (*HUB, "digits")) -> None:
+    """Raise ValueError unless there is such a data set, built in or registered."""
+    require_choice(owner, "data", name, (*built_in, *OWN))
+
+
+def _own(name: str, data_dir: Path | None) -> tuple[Examples, Examples]:
+    """Load what a user has registered, and make sure that it is images with labels."""
+    sets = OWN[name](data_dir)
+    for split, examples in zip(SPLITS, sets, strict=True):
+        count, labels = len(examples.images), examples.labels
+        ok = count == len(labels) > 0 and labels.ndim == 1 and labels.dtype == torch.int64
+        shape = Described(f"{count} images and labels {list(labels.shape)} of {labels.dtype}")
+        require(ok, name, split, "one or more images with as many labels, int64", shape)
+    return sets
 
 
 def _embedded() -> tuple[Examples, Examples]:

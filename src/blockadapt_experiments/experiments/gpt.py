@@ -23,7 +23,7 @@ from blockadapt.validation import Described, require, require_integer, require_n
 from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.claims.contests import Part, at_equal_time, finals, rivals, verdict
 from blockadapt_experiments.claims.verdicts import difference, is_below_zero, mean_words
-from blockadapt_experiments.contenders.catalogue import LOST, make_optimizer
+from blockadapt_experiments.contenders.catalogue import LOST
 from blockadapt_experiments.contenders.memory import state_bytes_of
 from blockadapt_experiments.contenders.schedules import ScheduleSettings, make_schedule
 from blockadapt_experiments.core.config import varied
@@ -107,7 +107,7 @@ class GptTask:
         self.work = Work(settings.steps, self.legs * measured)
         weights, windows = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
         self.model = initial(lambda: make_model(settings, len(corpus.vocabulary)), weights).to(self.device)
-        self.optimizer = make_optimizer(arm, self.model, lr, settings.optimizer, settings.steps)
+        self.optimizer = settings.make_optimizer(arm, self.model, lr, settings.steps)
         self.schedule = make_schedule(settings.schedule, self.optimizer, 1, settings.steps)
         self.windows = torch.Generator().manual_seed(windows)
         self.step = self.state_bytes = 0

@@ -27,7 +27,6 @@ from blockadapt.validation import Described, require, require_integer, require_n
 from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.claims.contests import Part, finals, means, rivals, verdict
 from blockadapt_experiments.claims.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
-from blockadapt_experiments.contenders.catalogue import make_optimizer
 from blockadapt_experiments.contenders.memory import state_bytes_of
 from blockadapt_experiments.contenders.schedules import ScheduleSettings, make_schedule
 from blockadapt_experiments.core.experiment import Experiment
@@ -116,7 +115,7 @@ class LanguageTask:
         self.work = Work(settings.epochs * self.epoch_steps, settings.epochs * measured)
         weights = int(np.random.SeedSequence(seed).generate_state(1)[0])
         self.model = initial(lambda: make_model(settings, len(corpus.vocabulary)), weights).to(self.device)
-        self.optimizer = make_optimizer(arm, self.model, lr, settings.optimizer, self.work.steps)
+        self.optimizer = settings.make_optimizer(arm, self.model, lr, self.work.steps)
         self.schedule = make_schedule(settings.schedule, self.optimizer, settings.epochs, self.epoch_steps)
         self.memory: Memory | None = None
         self.epoch = self.position = self.step = self.state_bytes = 0

@@ -31,6 +31,7 @@ from blockadapt.optimizers import BlockOptimizer
 from blockadapt.validation import require_choice, require_integer
 from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.claims.verdicts import BySeed, ratio_words, together
+from blockadapt_experiments.contenders.catalogue import make_optimizer
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.core.training import Classification, Sets, TrainingSettings
@@ -112,13 +113,12 @@ class TermsTask:
         train = Examples(train.images[: settings.train_examples], train.labels[: settings.train_examples])
         arm = ARMS[key.arm]
         self._norm = "term_b_nuclear" if arm.diagonal else "term_b_spectral"
+        shared = replace(settings.optimizer, grouping="diagonal") if arm.diagonal else settings.optimizer
         self._training = Classification(
             model=partial(mlp, train.images[0].numel()),
             sets=Sets(train, {}),
             settings=settings,
-            arm=arm.contender,
-            lr=lr,
-            optimizer=replace(settings.optimizer, grouping="diagonal") if arm.diagonal else settings.optimizer,
+            optimizer=partial(make_optimizer, arm.contender, lr=lr, settings=shared),
             seed=key.seed,
             prepare=_scaled,
         )

@@ -75,3 +75,13 @@ def read_json(path: Path, owner: str = "blockadapt", fields: Mapping[str, type] 
         if not isinstance(content.get(name), kind):
             raise ValueError(f"{owner}: {str(path)!r} must have `{name}` as `blockadapt run` writes it.")
     return content
+
+
+def require_directory(owner: str, path: Path) -> None:
+    """Make the directory, or raise ValueError if that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError
+    except OSError:
+        raise ValueError(f"{owner}: `out` must be a directory that can be written to, got {str(path)!r}.") from None

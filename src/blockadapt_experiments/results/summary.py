@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,11 +64,13 @@ class Summary:
         settings: Its settings, as plain data.
         command: The command that started it.
         environment: What it was started on.
-        arms: Names of the optimizers, in the order in which they are shown.
+        arms: Names of those compared, in the order in which they are shown: of optimizers, or of arms of their own.
         variants: What the experiment sweeps; [""] if nothing.
         seeds: The seeds.
         runs: The records, finished or not.
         tuned: What `--tune` found, by arm and variant; empty without it.
+        labels: Names for people of arms that are not optimizers as all share their settings.
+        asked: The number of runs that were asked for, where that is not every arm with every variant and seed.
     """
 
     out: Path
@@ -82,6 +84,8 @@ class Summary:
     seeds: list[int]
     runs: Sequence[Run]
     tuned: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    asked: int | None = None
 
     @cached_property
     def _by_key(self) -> dict[RunKey, Run]:
@@ -89,8 +93,8 @@ class Summary:
 
     @property
     def planned(self) -> int:
-        """The number of runs that the settings ask for."""
-        return len(self.arms) * len(self.variants) * len(self.seeds)
+        """The number of runs that were asked for."""
+        return self.asked if self.asked is not None else len(self.arms) * len(self.variants) * len(self.seeds)
 
     @property
     def finished(self) -> int:
@@ -103,8 +107,8 @@ class Summary:
         return self.finished == self.planned
 
     def label(self, arm: str) -> str:
-        """The optimizer's name for people."""
-        return CONTENDERS[arm].label if arm in CONTENDERS else arm
+        """Name an arm for people."""
+        return self.labels.get(arm, CONTENDERS[arm].label if arm in CONTENDERS else arm)
 
     @cached_property
     def metrics(self) -> list[Metric]:
@@ -197,7 +201,8 @@ class Summary:
         """Where the learning rate is from: "tuned", "set", or "default", which is what its authors recommend."""
         if self.tuned.get(arm, {}).get(variant):
             return "tuned"
-        return "set" if arm in self.settings.get("lr", {}) else "default"
+        chosen = arm in self.settings.get("lr", {}) or "lr" in self.settings.get("arms", {}).get(arm, {})
+        return "set" if chosen else "default"
 
     def diverged(self, arm: str, variant: str = "") -> int:
         """The number of seeds that had a value that is not finite."""

@@ -74,17 +74,16 @@ def worker(real: Any, form: Form = INVERSE_ROOT) -> Callable[[Any], None]:
 def carry_out(entries: Any, coefficients: Any, form: Any) -> None:
     """What each thread does with a work list: take the next chunk of tiles until none is left."""
     n, segments, most, kept = entries[ENTRY.n], entries[ENTRY.segments], entries[ENTRY.sweeps], entries[ENTRY.kept] != 0
-    chunks = carray(pointer(entries[ENTRY.chunks_at]), (entries[ENTRY.chunks] + 1,), np.int64)
-    measured = entries[ENTRY.sums_at] != 0
-    tiles = chunks[-1] if measured else 0
     tables = Tables(
         tensors=carray(pointer(entries[ENTRY.tensors_at]), (segments, len(TENSORS), 4), np.int64),
         extents=carray(pointer(entries[ENTRY.extents_at]), (segments, len(EXTENT)), np.int64),
         coefficients=coefficients,
         starts=carray(pointer(entries[ENTRY.starts_at]), (segments + 1,), np.int64),
-        sums=carray(pointer(entries[ENTRY.sums_at]), (2, tiles), np.float64),
+        sums=carray(pointer(entries[ENTRY.sums_at]), (2, entries[ENTRY.counted]), np.float64),
     )
+    chunks = carray(pointer(entries[ENTRY.chunks_at]), (entries[ENTRY.chunks] + 1,), np.int64)
     thread = take_ticket(entries, ENTRY.workers)
+    measured = entries[ENTRY.counted] != 0
     s = scratch_at(entries[ENTRY.scratch_at] + thread * entries[ENTRY.scratch_bytes], n, most, coefficients, measured)
     s.lie.blank[:] = 0
     while True:

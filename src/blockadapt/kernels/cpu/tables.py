@@ -4,7 +4,7 @@
     extents        [segments, 5]            which blocks and how many coordinates lie there
     coefficients   [segments, TERMS]        the step's numbers, in the order of `contract.TERMS`
     starts         [segments + 1]           the number of each segment's first block
-    sums           [2, tiles]               float64: pᵀm̂ and m̂ᵀm̂ of each tile, written where someone measures
+    sums           [2, counted]             float64: pᵀm̂ and m̂ᵀm̂ of each tile, where someone measures
     entries        [ENTRIES]                all else, and the addresses of the others
 
 `TERM.second.decay` is a column of the coefficients, `ENTRY.n` an entry: the NamedTuples that name them, filled with
@@ -70,8 +70,9 @@ class Entries(NamedTuple):
     chunks_at: int
     """Where the tile numbers lie at which chunks begin, and past the last one end."""
     scratch_at: int
+    counted: int
+    """Tiles that say what they measure: all of them, or none where nobody asks."""
     sums_at: int
-    """0 where nobody measures."""
 
 
 class Tables(NamedTuple):

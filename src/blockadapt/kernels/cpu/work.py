@@ -78,7 +78,8 @@ class WorkList:
             starts_at=self._starts.ctypes.data,
             chunks_at=0,
             scratch_at=0,
-            sums_at=0 if tally is None else self._sums.ctypes.data,
+            counted=self._sums.shape[1],
+            sums_at=self._sums.ctypes.data,
         )
         self._entries = np.array(entries, dtype=np.int64)
         self._at = self._entries.ctypes.data

@@ -18,12 +18,13 @@ from blockadapt.kernels.gpu import eigensolver as solver
 from blockadapt.kernels.layout import TILE as _TILE
 
 COLUMNS = (
-    "x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues",
+    "x", "m", "second_moment", "largest", "basis", "eigenvalues",
     "x.major", "x.minor", "x.step", "m.major", "m.minor", "m.step", "second_moment.major", "second_moment.minor",
     "second_moment.step", "largest.major", "largest.minor", "largest.step", "k", "minor", "num_blocks", "first tile",
-    *TERMS,
+    "grad", *TERMS,
 )  # fmt: skip
-"""Of the table, int64: addresses, strides in elements, counts, and the terms as float64 bits."""
+"""Of the table, int64: addresses, strides in elements, counts, and what each step brings: where the gradient lies, and
+the terms as float64 bits."""
 
 
 def _column(name: str) -> tl.constexpr:
@@ -32,11 +33,12 @@ def _column(name: str) -> tl.constexpr:
 
 WIDTH = tl.constexpr(len(COLUMNS))
 TILE = tl.constexpr(_TILE)
-X, GRAD, M, V, LARGEST, BASIS, EIGENVALUES = (_column(name) for name in COLUMNS[:7])
+X, M, V, LARGEST, BASIS, EIGENVALUES = (_column(name) for name in COLUMNS[:6])
 X_BY, M_BY, V_BY, LARGEST_BY = (_column(f"{name}.major") for name in ("x", "m", "second_moment", "largest"))
-K, MINOR, NUM_BLOCKS, FIRST = (_column(name) for name in ("k", "minor", "num_blocks", "first tile"))
+K, MINOR, NUM_BLOCKS, FIRST, GRAD = (_column(name) for name in ("k", "minor", "num_blocks", "first tile", "grad"))
 SIGN, COUPLED, SHRINK = (_column(f"descent.{term}") for term in ("sign", "coupled", "shrink"))
 BETA, DECAY, WEIGHT = _column("first.beta"), _column("second.decay"), _column("second.weight")
+FIRST_CORRECTION = _column("first.correction")
 LR, CORRECTION, DAMPING, LOWER, UPPER, RESOLUTION = (
     _column(f"spectrum.{term}") for term in ("lr", "correction", "damping", "lower", "upper", "resolution")
 )
@@ -67,12 +69,25 @@ def in_tile(row, tensor: tl.constexpr, width, block, REAL: tl.constexpr):
 
 
 @triton.jit
-def effective(eigenvalues, largest, row, REAL: tl.constexpr):
-    """s(λ) = clip(lr / (√(max(λ, resolution · λ_max) / correction) + damping), lower, upper)."""
+def unclipped(eigenvalues, largest, row, REAL: tl.constexpr):
+    """f(λ) = lr / (√(max(λ, resolution · λ_max) / correction) + damping)."""
     above = tl.maximum(eigenvalues, term(row, RESOLUTION, REAL) * largest)
     root = solver.exact_root(solver.exact_ratio(above, above * 0 + term(row, CORRECTION, REAL)))
-    s = solver.exact_ratio(root * 0 + term(row, LR, REAL), root + term(row, DAMPING, REAL))
-    return tl.minimum(tl.maximum(s, term(row, LOWER, REAL)), term(row, UPPER, REAL))
+    return solver.exact_ratio(root * 0 + term(row, LR, REAL), root + term(row, DAMPING, REAL))
+
+
+@triton.jit
+def clipped(f, row, REAL: tl.constexpr):
+    """s(λ) = clip(f(λ), lower, upper)."""
+    return tl.minimum(tl.maximum(f, term(row, LOWER, REAL)), term(row, UPPER, REAL))
+
+
+@triton.jit
+def tally_(sums, tile, tiles, along, square, row):
+    """Write pᵀm̂ and m̂ᵀm̂ of a tile, from each lane's Σ f(λ) y² and Σ y²; see `contract.Tally`."""
+    c = term(row, FIRST_CORRECTION, tl.float64)
+    tl.store(sums + tile, tl.sum(along / c, 0))
+    tl.store(sums + tiles + tile, tl.sum(square / (c * c), 0))
 
 
 @triton.jit
@@ -149,8 +164,9 @@ def amsgrad_(n, d, ascending, ranks, largest, by, keep, LANES: tl.constexpr, REA
 
 @triton.jit(do_not_specialize=["tiles", "most", "n", "rows"])
 def advance(
-    table, owners, scratch, unsolved, tiles, most, n, rows, PAIR: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
-    HAS_M: tl.constexpr, HAS_LARGEST: tl.constexpr, HAS_BASIS: tl.constexpr,
+    table, owners, sums, scratch, unsolved, tiles, most, n, rows,
+    PAIR: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
+    HAS_M: tl.constexpr, HAS_LARGEST: tl.constexpr, HAS_BASIS: tl.constexpr, MEASURED: tl.constexpr,
 ):  # fmt: skip
     """Find U and take the step. `scratch` has so many rows of lanes a program, see `scratch_rows`.
 
@@ -232,9 +248,18 @@ def advance(
         largest = zero
         for i in range(n):
             largest = tl.maximum(largest, tl.load(d + i * LANES))
+        along, square = tl.full((LANES,), 0, tl.float64), tl.full((LANES,), 0, tl.float64)
         for i in range(n):
-            s = effective(tl.load(d + i * LANES), largest, row, REAL)
-            tl.store(y + i * LANES, s * tl.load(y + i * LANES))
+            f = unclipped(tl.load(d + i * LANES), largest, row, REAL)
+            y_i = tl.load(y + i * LANES)
+            if MEASURED:
+                power = y_i.to(tl.float64) * y_i.to(tl.float64)
+                along += f.to(tl.float64) * power
+                square += power
+            tl.store(y + i * LANES, clipped(f, row, REAL) * y_i)
+        if MEASURED:  # what did not converge is counted when it is redone
+            lost = tl.where(finite, 0.0, float("nan")).to(tl.float64)
+            tally_(sums, tile, tiles, tl.where(solved, along, lost), tl.where(solved, square, lost), row)
 
         solver.undiagonalise_(n, y, log, sweeps, LANES)
         solver.reverse_(n, y, ascending, LANES)
@@ -266,8 +291,8 @@ def scratch_rows(n: int, most: int) -> int:
 
 @triton.jit(do_not_specialize=["tiles", "n"])
 def turn(
-    table, owners, tiles, n, N: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
-    HAS_M: tl.constexpr, HAS_LARGEST: tl.constexpr,
+    table, owners, sums, tiles, n, N: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
+    HAS_M: tl.constexpr, HAS_LARGEST: tl.constexpr, MEASURED: tl.constexpr,
 ):  # fmt: skip
     """Take the step under the basis that is kept: Λ ← d Λ + w (Uᵀ g)², and V itself is updated as ever.
 
@@ -317,7 +342,12 @@ def turn(
         if HAS_LARGEST:
             largest_at, by = at(row, LARGEST, LARGEST_BY, block, REAL)
             d = amsgrad(d, index, largest_at, by, in_place & finite, n)
-        y = tl.where(index < n, effective(d, tl.max(tl.maximum(d, 0.0), 0)[None, :], row, REAL) * y, 0.0)
+        f = unclipped(d, tl.max(tl.maximum(d, 0.0), 0)[None, :], row, REAL)
+        if MEASURED:
+            power = tl.where(finite[None, :], y, float("nan")).to(tl.float64)
+            power = tl.where(index < n, power * power, 0.0)
+            tally_(sums, tile, tiles, tl.sum(f.to(tl.float64) * power, 0), tl.sum(power, 0), row)
+        y = tl.where(index < n, clipped(f, row, REAL) * y, 0.0)
         basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)
         for back in range(n - 1):
             w, tau = reflection(basis_at, by, n - 2 - back, n, index, there)
@@ -326,10 +356,10 @@ def turn(
         tl.store(x_at, x, mask=exists)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["tiles", "n"])
 def redo(
-    table, owners, unsolved, n, N: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
-    HAS_M: tl.constexpr, HAS_LARGEST: tl.constexpr, HAS_BASIS: tl.constexpr,
+    table, owners, sums, unsolved, tiles, n, N: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
+    HAS_M: tl.constexpr, HAS_LARGEST: tl.constexpr, HAS_BASIS: tl.constexpr, MEASURED: tl.constexpr,
 ):  # fmt: skip
     """Move the blocks that `advance` has listed: cyclic Jacobi in float64, which always converges.
 
@@ -398,7 +428,13 @@ def redo(
             largest_at, by = at(row, LARGEST, LARGEST_BY, block, REAL)
             alone = tl.full((1,), 0, tl.int32)
             d = tl.sum(amsgrad(d[:, None], i, largest_at + alone, by, alone == 0, n), 1)
-        s = tl.where(index < n, effective(d, tl.max(tl.maximum(d, 0.0), 0), row, REAL), 0.0)
+        f = unclipped(d, tl.max(tl.maximum(d, 0.0), 0), row, REAL)
+        if MEASURED:
+            c = term(row, FIRST_CORRECTION, tl.float64)
+            power = tl.where(index < n, y * y, 0.0)
+            tl.atomic_add(sums + code // LANES, tl.sum(f.to(tl.float64) * power, 0) / c)
+            tl.atomic_add(sums + tiles + code // LANES, tl.sum(power, 0) / (c * c))
+        s = tl.where(index < n, clipped(f, row, REAL), 0.0)
         tl.store(x_at, x - tl.sum(U * (s * y)[None, :], 1).to(REAL), mask=exists)
         if HAS_BASIS:
             basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)

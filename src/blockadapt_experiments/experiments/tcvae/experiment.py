@@ -27,7 +27,7 @@ from torch import Tensor
 from blockadapt.validation import require, require_integer, require_number
 from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.claims.verdicts import BySeed, difference, is_below_zero, mean_words, together
-from blockadapt_experiments.contenders.catalogue import LOST, make_optimizer
+from blockadapt_experiments.contenders.catalogue import LOST
 from blockadapt_experiments.contenders.memory import state_bytes_of
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings
@@ -125,7 +125,7 @@ class TcvaeTask:
         weights, order, noise, self.measuring = (int(w) for w in np.random.SeedSequence(key.seed).generate_state(4))
         self.device = best_device()
         self.model = initial(lambda: _model(settings), weights).to(self.device)
-        self.optimizer = make_optimizer(key.arm, self.model, lr, settings.optimizer, settings.steps)
+        self.optimizer = settings.make_optimizer(key.arm, self.model, lr, settings.steps)
         gaps = math.ceil(settings.steps / settings.mig_every)
         self.work = Work(settings.steps, gaps * len(sprites) / settings.batch)
         self.order, self.noise = _generator(order), _generator(noise)

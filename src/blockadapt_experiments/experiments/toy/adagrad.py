@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class AdagradTask:
         self._settings = settings
         self._problem = draw_problem(np.random.default_rng([key.seed, 0]), settings)
         start = draw_start(np.random.default_rng([key.seed, 1]), self._problem)
-        self._descent = Descent(start, key.arm, lr, settings.optimizer, settings.steps)
+        self._descent = Descent(start, partial(settings.make_optimizer, key.arm, lr=lr), settings.steps)
         size = int(key.variant.removeprefix("M="))
         self._batches = draw_batches(np.random.default_rng([key.seed, 2]), settings.steps, settings.samples, size)
         self._losses: list[float] = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ class TrajectoryTask:
         self._settings = settings
         self._landscape = draw_landscape(_number(key.variant), settings)
         start = draw_start(np.random.default_rng([key.seed, 1]), self._landscape, settings)
-        self._descent = Descent(start, key.arm, lr, settings.optimizer, settings.steps)
+        self._descent = Descent(start, partial(settings.make_optimizer, key.arm, lr=lr), settings.steps)
         self._path = np.full((settings.steps + 1, 2), np.nan)
         self._path[0] = start
         self._arrived = self._stationary = settings.steps  # as if with the last step, until it has
