@@ -1,6 +1,6 @@
 """An optimizer of your own, in every experiment of the laboratory.
 
-    blockadapt run mnist-lenet300 --load examples/laboratory/sign_momentum.py --optimizers adam,sign-momentum \
+blockadapt run mnist-lenet300 --load examples/laboratory/sign_momentum.py --optimizers adam,sign-momentum \
         --arm 'slow=sign-momentum,inertia=0.99'
 """
 

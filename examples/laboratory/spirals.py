@@ -1,7 +1,7 @@
 """A data set and a model of your own: two spirals, told apart by a small network.
 
-    blockadapt run spirals --load examples/laboratory/spirals.py --scale smoke --out runs/spirals
-    blockadapt report runs/spirals --load examples/laboratory/spirals.py
+blockadapt run spirals --load examples/laboratory/spirals.py --scale smoke --out runs/spirals
+blockadapt report runs/spirals --load examples/laboratory/spirals.py
 """
 
 from __future__ import annotations

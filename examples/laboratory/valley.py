@@ -1,7 +1,7 @@
 """A whole experiment of your own: settings, a run cut into legs, metrics and a claim.
 
-    blockadapt run valley --load examples/laboratory/valley.py --scale smoke --out runs/valley
-    blockadapt report runs/valley --load examples/laboratory/valley.py
+blockadapt run valley --load examples/laboratory/valley.py --scale smoke --out runs/valley
+blockadapt report runs/valley --load examples/laboratory/valley.py
 """
 
 from __future__ import annotations
