@@ -76,9 +76,7 @@ def _source(name: str, code: Callable[..., Any]) -> str:
     try:
         return inspect.getsource(code)
     except OSError:
-        raise ValueError(
-            f"register: {name!r} must come from a file or a notebook whose code can be read."
-        ) from None
+        raise ValueError(f"register: {name!r} must come from a file or a notebook whose code can be read.") from None
 
 
 def code_of(names: Iterable[str]) -> dict[str, str]:

@@ -19,9 +19,9 @@ from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.contenders.own import register_optimizer
 from blockadapt_experiments.data import images
 from blockadapt_experiments.data.examples import Examples
-from blockadapt_experiments.experiments import registry
 from blockadapt_experiments.files.atomic import read_json
 from support.laboratory import COMMAND, ENVIRONMENT, finished, outcome, wait_until
+from support.parts import nothing_registered
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "laboratory"
 SPIRALS, VALLEY, SIGN = (EXAMPLES / f"{name}.py" for name in ("spirals", "valley", "sign_momentum"))
@@ -29,15 +29,8 @@ SPIRALS, VALLEY, SIGN = (EXAMPLES / f"{name}.py" for name in ("spirals", "valley
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    """Forget afterwards what a test has registered."""
-    known = (CONTENDERS, images.OWN, registry.OWN, parts.ORIGINS)
-    before = [dict(table) for table in known]
-    yield
-    for table, kept in zip(known, before, strict=True):
-        table.clear()
-        table.update(kept)
-    for name in [name for name in sys.modules if name.startswith(parts.LOADED)]:
-        del sys.modules[name]
+    with nothing_registered():
+        yield
 
 
 def test_everything_that_the_package_offers_is_there() -> None:
