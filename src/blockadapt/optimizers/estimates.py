@@ -17,6 +17,7 @@ from blockadapt.kernels import Tally
 from blockadapt.optimizers.ranks import added_up
 from blockadapt.optimizers.unit import Group, Unit
 from blockadapt.spectrum import Estimate, SpectrumClip
+from blockadapt.validation import has_numbers
 
 
 class Estimates:
@@ -39,22 +40,25 @@ class Estimates:
 
     def tally(self, unit: Unit) -> Tally | None:
         """Give the tally in which this unit's blocks count in this step; None if nobody measures them."""
-        if not self._measures(unit.group):
+        if not self._measures(unit.group) or not has_numbers(unit.part(unit.owner)):
             return None
         key = unit.index, None if unit.share is None else unit.share.processes
         tally = self._counted.get(key)
         if tally is None:
-            tally = self._tallies.setdefault(key, Tally(unit.part(unit.owner).device))
+            device = unit.part(unit.owner).device
+            there = device if device.type != "mps" else torch.device("cpu")  # Apple's GPUs have no float64
+            tally = self._tallies.setdefault(key, Tally(there))
             tally.clear()
             self._counted[key] = tally
         return tally
 
     def _measures(self, group: Group) -> bool:
-        """Whether this group measures α* in this step. It stops when the interval has closed on what it knows."""
+        """Whether this group measures α* in this step. It stops when the interval has closed on what is known."""
         clip: SpectrumClip | None = group["clip"]
         if clip is None or clip.final_lr != "auto" or not float(group["lr"]) > 0:
             return False
-        return not clip.is_closed(Estimate.of(self._owner, group["estimate"]).steps + 1)
+        steps = Estimate.of(self._owner, group["estimate"]).steps
+        return not steps or not clip.is_closed(steps + 1)
 
     def add_up(self, groups: Sequence[Group]) -> None:
         """Add up what the step that was just written has counted, in all processes.

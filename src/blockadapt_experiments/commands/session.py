@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,68 @@ from blockadapt.validation import require
 from blockadapt_experiments.commands.display import duration, estimates_table, job_progress, runs_table, say
 from blockadapt_experiments.core.config import plain
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.files.atomic import read_json, write_json
+from blockadapt_experiments.files.atomic import read_json, require_directory, write_json
+from blockadapt_experiments.parts import ORIGINS
 from blockadapt_experiments.running.environment import environment
 from blockadapt_experiments.running.estimate import dry_run, total_seconds
-from blockadapt_experiments.running.grids import Span, lr_span
+from blockadapt_experiments.running.grids import Span, lr_span, parse_spans
 from blockadapt_experiments.running.jobs import Done, Engine, Failed, here
 from blockadapt_experiments.running.records import begin_experiment, joined
-from blockadapt_experiments.running.runner import Choice, Request, RunJob, check, do_all, run_jobs
+from blockadapt_experiments.running.runner import (
+    Choice,
+    Request,
+    RunJob,
+    check,
+    do_all,
+    most_jobs,
+    run_jobs,
+    threads_for,
+)
 from blockadapt_experiments.running.tuning import choices_of, tune
+
+
+def make_session(
+    request: Request,
+    command: str,
+    console: Console,
+    *,
+    jobs: int = 1,
+    cluster: str = "",
+    tune: bool = False,
+    tune_over: Sequence[str] = (),
+) -> Session:
+    """Make an invocation from what a user asks for. There are no more jobs at once than this machine can do.
+
+    Raises:
+        ValueError: What is asked for does not go together, or is not of the form that it must have.
+    """
+    if tune_over and not tune:
+        raise ValueError("run: `tune_over` must be given together with --tune.")
+    if cluster and jobs > 1:
+        raise ValueError("run: `jobs` must be left out with --cluster, which does one run on each of its workers.")
+    if cluster:  # workers have working directories of their own
+        request = replace(
+            request, out=request.out.absolute(), data_dir=request.data_dir and request.data_dir.absolute()
+        )
+    most, what = most_jobs()
+    if jobs > most:
+        say(console, f"--jobs {jobs} is more than the {what} that there are; {most} at once.")
+        jobs = most
+    request = replace(request, threads=threads_for(0 if cluster else jobs))
+    return Session(request, jobs, command, console, cluster, parse_spans(tune_over))
+
+
+def carry_out(session: Session, tune: bool) -> bool:
+    """Check, tune if asked, and run; returns whether all runs are finished now, and none failed.
+
+    Raises:
+        ValueError: It cannot work; nothing was written.
+    """
+    found = session.check(tune)
+    with session.engine() as engine:
+        require_directory("run", session.request.out)
+        session.begin(tune, found)
+        return session.run(engine, session.tune(engine) if tune else None)
 
 
 @dataclass(frozen=True)
@@ -91,6 +145,7 @@ class Session:
             "experiment": request.experiment,
             "scale": request.scale,
             "settings": plain(request.settings),
+            "code": request.code(),
             "tune": tuned,
             "tune_over": [f"{span.name}={span.low:g}:{span.high:g}:{span.points}" for span in self.over],
         }
@@ -158,7 +213,9 @@ class Session:
         minutes = (time.monotonic() - start) / 60
         say(self.console, f"{finished} of {len(jobs)} runs are finished, after {minutes:.1f} min.")
         if finished:
-            say(self.console, f"`blockadapt report {self.request.out}` shows them.")
+            files = dict.fromkeys(ORIGINS[name].file for name in self.request.code() if ORIGINS[name].file)
+            load = "".join(f" --load {file}" for file in files)
+            say(self.console, f"`blockadapt report {self.request.out}{load}` shows them.")
         return finished == len(jobs) and not untuned and not failed
 
     def _say_plan(self, jobs: Sequence[RunJob]) -> None:
