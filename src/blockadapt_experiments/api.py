@@ -65,8 +65,9 @@ def run(
     if (jobs > 1 or cluster) and any(ORIGINS[name].module == "__main__" for name in request.code()):
         raise ValueError("run: `jobs` must be 1 for parts that only this process has; put them into a file.")
     command = _command(experiment, scale, changes, tune)
-    asked = {"jobs": jobs, "cluster": cluster, "tune": tune, "tune_over": tune_over}
-    if not carry_out(make_session(request, command, Console(quiet=quiet), **asked), tune):
+    console = Console(quiet=quiet)
+    session = make_session(request, command, console, jobs=jobs, cluster=cluster, tune=tune, tune_over=tune_over)
+    if not carry_out(session, tune):
         raise RuntimeError(f"run: not all runs are finished; see error.txt below {folder}.")
     return read(folder)
 

@@ -158,8 +158,9 @@ def run(
         chosen = [*(changes or ()), *_selection(seed, optimizers), *config.arm_changes(arm or ())]
         settings = config.load(get_experiment(experiment), scale, chosen)
         request = Request(experiment, scale, settings, out, data_dir, tensorboard=tensorboard)
-        asked = {"jobs": jobs, "cluster": cluster, "tune": tune, "tune_over": tune_over or ()}
-        session = make_session(request, command, Console(), **asked)
+        session = make_session(
+            request, command, Console(), jobs=jobs, cluster=cluster, tune=tune, tune_over=tune_over or ()
+        )
         if dry_run:
             session.show(tune)
             return

@@ -57,9 +57,8 @@ def make_session(
     if cluster and jobs > 1:
         raise ValueError("run: `jobs` must be left out with --cluster, which does one run on each of its workers.")
     if cluster:  # workers have working directories of their own
-        request = replace(
-            request, out=request.out.absolute(), data_dir=request.data_dir and request.data_dir.absolute()
-        )
+        data = request.data_dir and request.data_dir.absolute()
+        request = replace(request, out=request.out.absolute(), data_dir=data)
     most, what = most_jobs()
     if jobs > most:
         say(console, f"--jobs {jobs} is more than the {what} that there are; {most} at once.")
