@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 PATIENCE = 60
-"""Seconds until processes that have not answered are given up."""
+"""Seconds until processes that have not answered are given up; or twice the timeout of their group."""
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
@@ -47,15 +47,15 @@ def together(
             ends.append(here)
             processes.append(process)
         try:
-            return [_answer(end) for rank, end in enumerate(ends) if rank != lost]
+            return [_answer(end, max(PATIENCE, 2 * timeout)) for rank, end in enumerate(ends) if rank != lost]
         finally:
             for process in processes:
                 process.kill()
                 process.join()
 
 
-def _answer(end: Connection) -> Any:
-    if not end.poll(PATIENCE):
+def _answer(end: Connection, patience: float) -> Any:
+    if not end.poll(patience):
         raise TimeoutError("a process does not answer")
     ok, value = pickle.loads(end.recv_bytes())
     if not ok:

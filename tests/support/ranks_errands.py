@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import os
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numba
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from blockadapt import BlockAdam, IndexGroups
 from blockadapt.diagnostics.operators import units_with_coordinates
+from blockadapt.kernels.cpu.compilation import CacheWarning
 from blockadapt.optimizers import BlockOptimizer
 from support.contract_cases import case, param_bits, run, twins
 
@@ -79,6 +84,13 @@ def trained(kind: str, options: Sequence[Options], steps: int, rows: int = 24) -
     return results
 
 
+def measured(kind: str, options: Options, steps: int) -> tuple[Any, list[Tensor]]:
+    """The estimate of α* and the parameters after so many steps."""
+    net, optimizer = built(kind, options)
+    train(net, optimizer, range(steps))
+    return optimizer.state_dict()["param_groups"][0]["estimate"], whole(net.parameters())
+
+
 # FSDP2 -------------------------------------------------------------------------------------------------------------
 
 
@@ -133,8 +145,11 @@ def refusals() -> dict[str, str]:
         plain.grad = grad
         BlockAdam([plain]).step()
 
-    rows = param(Shard(0))
+    rows, cpu = param(Shard(0)), torch.device("cpu")
+    flat = [FullyShardedDataParallel(Wide(), device_id=cpu, use_orig_params=own) for own in (True, False)]
     return {
+        "flattened": message(lambda: BlockAdam(flat[0].parameters())),
+        "flat": message(lambda: BlockAdam(flat[1].parameters())),
         "joint": message(lambda: BlockAdam([rows], grouping="joint")),
         "explicit": message(lambda: BlockAdam([rows], grouping=IndexGroups([range(48)]))),
         "columns": message(lambda: BlockAdam([param(Shard(1))])),
@@ -156,6 +171,20 @@ def replicated(steps: int) -> list[list[Tensor]]:
         for optimizer in optimizers:
             optimizer.step()
     return [whole([spread]), whole([plain])]
+
+
+def tensor_parallel(steps: int) -> list[list[Tensor]]:
+    """A layer whose outputs the processes share, as `parallelize_module` makes it, and the same in one process."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    results = []
+    for is_parallel in (True, False):
+        torch.manual_seed(2)
+        layer: nn.Module = nn.Linear(10, 24)
+        if is_parallel:
+            parallelize_module(layer, mesh, ColwiseParallel(output_layouts=Replicate()))
+        train(layer, BlockAdam(layer.parameters(), block_size=4), range(steps))
+        results.append(whole(layer.parameters()))
+    return results
 
 
 # Shared out --------------------------------------------------------------------------------------------------------
@@ -189,9 +218,9 @@ def shared_state_bytes(options: Options) -> int:
 
 def in_small_buckets(options: Options, steps: int) -> list[Tensor]:
     """Parameters after some steps in which every parameter travels by itself."""
-    from blockadapt.optimizers import ranks
+    from blockadapt.optimizers.ranks import shared_out
 
-    ranks.BUCKET_BYTES = 1
+    shared_out.BUCKET_BYTES = 1
     return trained("shared", [options], steps)[0]
 
 
@@ -256,11 +285,25 @@ def with_one_exception(kind: str) -> tuple[str, bool, list[bytes]]:
     return said, unchanged, param_bits(whole(net.parameters()))
 
 
-def with_one_killed(when: str) -> tuple[str, str, str, bool]:
-    """The last process ends before the step, or between agreement and publication."""
-    net, optimizer = built("shared", {"block_size": 4})
+def with_one_hook_that_raises(kind: str) -> tuple[str, bool]:
+    """What is raised when a hook of the user's raises in the last process, which then ends."""
+    net, optimizer = built(kind, {"block_size": 4})
     train(net, optimizer, range(2))
-    before = param_bits(net.parameters())
+    before = _everything(net, optimizer)
+
+    def hook(*_: object) -> None:
+        raise KeyError("of the user's own")
+
+    if dist.get_rank() == dist.get_world_size() - 1:
+        optimizer.register_step_pre_hook(hook)
+    return message(optimizer.step), _everything(net, optimizer) == before
+
+
+def with_one_killed(kind: str, when: str) -> tuple[str, str, str, bool]:
+    """The last process ends before the step, or between agreement and publication."""
+    net, optimizer = built(kind, {"block_size": 4})
+    train(net, optimizer, range(2))
+    before = _local_bits(net)
 
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -270,13 +313,16 @@ def with_one_killed(when: str) -> tuple[str, str, str, bool]:
             die()
         optimizer._ranks.publish = die  # type: ignore[method-assign]
     first = message(optimizer.step)
-    return first, message(optimizer.step), message(optimizer.state_dict), param_bits(net.parameters()) == before
+    return first, message(optimizer.step), message(optimizer.state_dict), _local_bits(net) == before
+
+
+def _local_bits(net: nn.Module) -> list[bytes]:
+    return param_bits(p.to_local() if isinstance(p, DTensor) else p for p in net.parameters())
 
 
 def _everything(net: nn.Module, optimizer: BlockOptimizer) -> Any:
-    local = [p.to_local() if isinstance(p, DTensor) else p for p in net.parameters()]
     states = [{n: t.tolist() for n, t in state.items()} for state in optimizer.state.values()]
-    return param_bits(local), states
+    return _local_bits(net), states
 
 
 # Checkpoints -------------------------------------------------------------------------------------------------------
@@ -333,6 +379,59 @@ def torn_and_saved(plain: dict[str, Any], folder: str) -> tuple[bool, str]:
         train(net, optimizer, range(6, 9))
     params = [param_bits(whole(net.parameters())) for net, _ in nets]
     return params[0] == params[1], message(lambda: nets[0][1].load_state_dict(plain))
+
+
+def copies_saved(options: Options, folder: str) -> tuple[list[bytes], list[bytes]]:
+    """A model on a mesh whose first dimension replicates, and another one that read its checkpoint; both train on."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "rows"))
+    nets = [built("fsdp", options, rows=16, seed=seed, mesh=mesh) for seed in (5, 99)]
+    train(*nets[0], range(4))
+    dcp.save({"model": (states := get_state_dict(*nets[0]))[0], "optimizer": states[1]}, checkpoint_id=folder)
+    model_state, state = get_state_dict(*nets[1])
+    loaded = {"model": model_state, "optimizer": state}
+    dcp.load(loaded, checkpoint_id=folder)
+    set_state_dict(*nets[1], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+    for net, optimizer in nets:
+        train(net, optimizer, range(4, 7))
+    first, second = (param_bits(whole(net.parameters())) for net, _ in nets)
+    return first, second
+
+
+def gathered(kind: str, options: Options) -> tuple[dict[str, Any], list[bytes], list[bytes]]:
+    """A whole state dict, gathered by torch; the model it is of, and another one that loads it. Both train on."""
+    pairs = []
+    for seed in (5, 99):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(10, 24), nn.Linear(24, 24))
+        if kind == "fsdp":
+            fully_shard(net)
+        group = dist.group.WORLD if kind == "shared" else None
+        pairs.append((net, BlockAdam(net.named_parameters(), **options, process_group=group)))
+    train(*pairs[0], range(4))
+    how = StateDictOptions(full_state_dict=True)
+    model_state, state = get_state_dict(*pairs[0], options=how)
+    shapes = {key: {n: tuple(t.shape) for n, t in entries.items()} for key, entries in state["state"].items()}
+    set_state_dict(*pairs[1], model_state_dict=model_state, optim_state_dict=state, options=how)
+    for net, optimizer in pairs:
+        train(net, optimizer, range(4, 7))
+    first, second = (param_bits(whole(net.parameters())) for net, _ in pairs)
+    return shapes, first, second
+
+
+# Starting together -------------------------------------------------------------------------------------------------
+
+
+def trained_with_an_empty_cache(caches: Sequence[str], steps: int) -> tuple[list[str], list[str], list[bytes]]:
+    """What a process tells and warns of that keeps kernels in a folder of these, and its parameters."""
+    numba.config.CACHE_DIR = ""
+    os.environ["XDG_CACHE_HOME"] = caches[dist.get_rank()]
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CacheWarning)
+        net, optimizer = built("shared", {"block_size": 4})
+        train(net, optimizer, range(steps))
+    warned = [str(entry.message) for entry in caught if entry.category is CacheWarning]
+    return told.getvalue().splitlines(), warned, param_bits(net.parameters())
 
 
 def for_each(errand: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:

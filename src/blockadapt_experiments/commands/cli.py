@@ -272,15 +272,17 @@ def bench(
     machine alone meanwhile.
     """
     from blockadapt_experiments.commands.bench import SECTIONS
+    from blockadapt_experiments.commands.bench_ranks import rank_rows
     from blockadapt_experiments.running.environment import environment
 
     with _one_sentence():
         require_directory("bench", out)
     console = Console()
     rows: list[Row] = []
+    sections = {**SECTIONS, "many processes": rank_rows}
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
-        task = progress.add_task("measuring", total=len(SECTIONS))
-        for name, section in SECTIONS.items():
+        task = progress.add_task("measuring", total=len(sections))
+        for name, section in sections.items():
             progress.update(task, description=name)
             rows += section(rounds)
             progress.advance(task)

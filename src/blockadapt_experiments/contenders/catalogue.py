@@ -78,6 +78,7 @@ class OptimizerSettings:
             with learning rate η and momentum 0.9 has 10η.
         clip_progress: γT, how far the interval has closed at the end, for any number of steps T. The paper's CIFAR runs
             have γ = 1e-3 and 234,600 steps.
+        auto_clip_progress: γT of the clip that measures α*. It knows nothing at first, so it is to close more slowly.
         refresh_every: Steps that the block methods keep an eigenbasis for.
         soap_largest_axis: The longest axis of a tensor that SOAP has a basis for; along longer ones it stays diagonal.
         ggt_window: r of GGT, the gradients it keeps.
@@ -103,6 +104,7 @@ class OptimizerSettings:
     decoupled_weight_decay: float = 0.01
     final_lr: float = 0.1
     clip_progress: float = 235.0
+    auto_clip_progress: float = 1.0
     refresh_every: int = 1
     soap_largest_axis: int = 10_000
     ggt_window: int = 50
@@ -116,7 +118,7 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         owner = "optimizer"
-        for name in ("eps", "final_lr", "clip_progress"):
+        for name in ("eps", "final_lr", "clip_progress", "auto_clip_progress"):
             require_number(owner, name, getattr(self, name), above=0)
         for name in ("beta1", "beta2", "rms_decay", "momentum"):
             require_beta(owner, name, getattr(self, name))
@@ -321,7 +323,7 @@ def _narrow_mu_product(optimizer: Optimizer) -> None:
 
 
 def _theirs(name: str, params: Any, **options: Any) -> Optimizer:
-    """An optimizer of pytorch_optimizer. With weight decay it adds that to `p.grad` in place.
+    """Make an optimizer of pytorch_optimizer. With weight decay it adds that to `p.grad` in place.
 
     Raises:
         TypeError: Its constructor does not name an option. It would take any and leave it unused.
@@ -446,18 +448,29 @@ def _block_groups(model: nn.Module, settings: Any) -> Any:
     ]
 
 
-def _block_adam(amsgrad: bool = False, clipped: bool = False) -> Builder:
+Clip = Callable[[Any, int], SpectrumClip | None]
+
+
+def _block_adam(amsgrad: bool = False, clip: Clip = lambda settings, steps: None) -> Builder:
     """`BlockAdam`."""
 
     def build(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
         return BlockAdam(
             **_block_options(model, lr, settings),
             **_block_adam_options(settings),
-            clip=SpectrumClip(settings.final_lr, settings.clip_progress / steps) if clipped else None,
+            clip=clip(settings, steps),
             amsgrad=amsgrad,
         )
 
     return build
+
+
+def _to_final_lr(settings: Any, steps: int) -> SpectrumClip:
+    return SpectrumClip(settings.final_lr, settings.clip_progress / steps)
+
+
+def _to_what_it_measures(settings: Any, steps: int) -> SpectrumClip:
+    return SpectrumClip("auto", settings.auto_clip_progress / steps)
 
 
 def _block_adam_options(settings: Any) -> dict[str, Any]:
@@ -561,8 +574,12 @@ CONTENDERS: dict[str, Contender] = {
         ),
         Contender("block-adam", "Block-Adam", "adam", "block", False, 1e-3, _block_adam(), BLOCK_ADAM),
         Contender(
-            "block-adam-clip", "Block-Adam + clip", "adam", "block", True, 1e-3, _block_adam(clipped=True),
+            "block-adam-clip", "Block-Adam + clip", "adam", "block", True, 1e-3, _block_adam(clip=_to_final_lr),
             (*BLOCK_ADAM, *CLIP),
+        ),
+        Contender(
+            "block-adam-auto-clip", "Block-Adam + auto clip", "adam", "block", True, 1e-3,
+            _block_adam(clip=_to_what_it_measures), (*BLOCK_ADAM, "auto_clip_progress"),
         ),
         Contender(
             "block-adamw", "Block-AdamW", "adam", "block", False, 1e-3, _block_adamw,

@@ -51,12 +51,12 @@ class CnnSettings(ImageSettings, SweepSettings):
 
 
 def make_model(settings: CnnSettings) -> nn.Sequential:
-    """The network."""
+    """Build the network."""
     return small_cnn(settings.width, CIFAR_10.classes)
 
 
 def make_task(settings: CnnSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> Cifar:
-    """The run of a variant."""
+    """Make the run of a variant."""
     settings = varied(settings, key.variant)
     return make_run(CIFAR_10, partial(make_model, settings), settings, key, lr, data_dir, tuning)
 
@@ -85,7 +85,7 @@ CLAIMS = (
 
 
 def variant_panels(summary: Summary) -> list[Panel]:
-    """For each optimizer, what every variant ends with, and its paired difference from the first."""
+    """List for each optimizer what every variant ends with, and its paired difference from the first."""
     panels = []
     for arm in summary.arms:
         ends = {variant: finals(summary, arm, "test_error", variant) for variant in summary.variants}
@@ -101,7 +101,7 @@ def variant_panels(summary: Summary) -> list[Panel]:
 
 
 def draw(summary: Summary, directory: Path) -> Sequence[Path]:
-    """The variants side by side, where there are several."""
+    """Draw the variants side by side, where there are several."""
     panels = variant_panels(summary) if len(summary.variants) > 1 else []
     title = f"Test error by variant, {summary.scale} scale; in brackets, paired over seeds, minus the first"
     path = directory / f"{summary.experiment.name}-variants.png"

@@ -130,7 +130,7 @@ class GptTask(TextRun[Gpt]):
         return {**super().numbers(), "train_characters": len(self.corpus.train)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """Return everything that the next step depends on."""
         return {**super().state_dict(), "windows": self.windows.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -147,12 +147,12 @@ class GptTask(TextRun[Gpt]):
 
 
 def make_model(settings: GptSettings, vocabulary: int) -> Gpt:
-    """The model for so many characters."""
+    """Build the model for so many characters."""
     return Gpt(vocabulary, settings.context, settings.width, settings.layers, settings.heads)
 
 
 def make_task(settings: GptSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> GptTask:
-    """The run of a variant. While learning rates are tuned the test text is not read."""
+    """Make the run of a variant. While learning rates are tuned the test text is not read."""
     settings = varied(settings, key.variant)
     cut = (settings.train_characters, settings.evaluation_characters)
     corpus = read_characters(find_text(data_dir), *cut, test=not tuning)

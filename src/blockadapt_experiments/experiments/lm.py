@@ -142,7 +142,7 @@ class LanguageTask(TextRun[LanguageModel]):
         return numbers
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """Return everything that the next step depends on."""
         state = {**super().state_dict(), "memory": self.memory}
         if self.device.type == "cuda":
             state["generator"] = torch.cuda.get_rng_state(self.device)
@@ -177,12 +177,12 @@ class LanguageTask(TextRun[LanguageModel]):
 
 
 def make_model(settings: LmSettings, vocabulary: int) -> LanguageModel:
-    """The model for so many words."""
+    """Build the model for so many words."""
     return LanguageModel(vocabulary, settings.hidden, settings.layers, settings.dropout, settings.init)
 
 
 def make_task(settings: LmSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> LanguageTask:
-    """The run. While learning rates are tuned the test text is not read."""
+    """Make the run. While learning rates are tuned the test text is not read."""
     cut = (settings.vocabulary, settings.train_tokens, settings.evaluation_tokens)
     corpus = read_corpus(find_text(data_dir), *cut, test=not tuning)
     return LanguageTask(settings, corpus, key.arm, lr, key.seed)
@@ -196,7 +196,7 @@ SIMILAR = 1.05
 
 
 def _text(summary: Summary) -> str:
-    """The text that the finished runs are of; several with "and" between, which no verdict can be about."""
+    """Name the text that the finished runs are of; several with "and" between, which no verdict can be about."""
     found = {
         str(summary.arrays(run.key.arm, run.key.variant, run.key.seed).get("corpus", "?"))
         for run in summary.runs
@@ -217,7 +217,7 @@ def _vocabulary(summary: Summary) -> str:
 
 
 def judge_curve(summary: Summary) -> Verdict:
-    """Whether the training loss of the clipped method, averaged over all epochs, is the lowest."""
+    """Judge whether the training loss of the clipped method, averaged over all epochs, is the lowest."""
     parts = []
     for other in rivals(summary, OURS):
         nats = difference(means(summary, OURS, "train_loss"), means(summary, other, "train_loss"))
@@ -227,7 +227,7 @@ def judge_curve(summary: Summary) -> Verdict:
 
 
 def judge_ggt(summary: Summary) -> Verdict:
-    """Whether the test perplexities of the clipped method and of GGT are alike."""
+    """Judge whether the test perplexities of the clipped method and of GGT are alike."""
     parts = []
     for other in rivals(summary, OURS, ("ggt",)):
         ratios = log_ratio(*(finals(summary, arm, "test_perplexity") for arm in (OURS, other)))
@@ -239,7 +239,7 @@ def judge_ggt(summary: Summary) -> Verdict:
 
 
 def judge_lowest(summary: Summary) -> Verdict:
-    """Whether the clipped method ends with a lower test perplexity than all others but GGT."""
+    """Judge whether the clipped method ends with a lower test perplexity than all others but GGT."""
     parts = []
     for other in rivals(summary, OURS):
         if other != "ggt":
@@ -257,7 +257,7 @@ CLAIMS = (
 
 
 def draw(summary: Summary, directory: Path) -> Sequence[Path]:
-    """Test perplexities after training, under the name of the text."""
+    """Draw the test perplexities after training, under the name of the text."""
     found = {arm: list(finals(summary, arm, "test_perplexity").values()) for arm in summary.arms}
     bars = {summary.label(arm): interval(values) for arm, values in found.items() if values}
     settings = summary.settings

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from blockadapt import BlockAdam, SpectrumClip
+from blockadapt.kernels.cpu.compilation import COMPILING, COMPILING_UNKEPT, WAITING
 from blockadapt.optimizers.ranks import shares
 from blockadapt.optimizers.unit import units_of
 from blockadapt.partition import Partition, block_flops, partition
@@ -45,6 +46,14 @@ def test_shards_that_begin_where_blocks_begin_train_as_one_process(ranks: int) -
     options = [{"block_size": 4, **each} for each in OPTIONS.values()]
     alone = [one_process(each) for each in options]
     for results in together(ranks, ranks_errands.trained, "fsdp", options, STEPS):
+        assert all(distance(a, b) < 1e-5 for a, b in zip(alone, results, strict=True))
+
+
+def test_a_rank_without_rows_trains_along_under_every_option() -> None:
+    """Of 4 rows the third rank has none, and shards begin where blocks of 2 begin."""
+    options = [{"block_size": 2, **each} for each in OPTIONS.values()]
+    alone = [one_process(each, rows=4) for each in options]
+    for results in together(3, ranks_errands.trained, "fsdp", options, STEPS, 4):
         assert all(distance(a, b) < 1e-5 for a, b in zip(alone, results, strict=True))
 
 
@@ -99,11 +108,21 @@ def test_what_cannot_be_cut_where_it_is_sharded_is_refused_by_name() -> None:
             "ValueError: BlockAdam: `params` must be plain tensors with a `process_group`, got DTensor."
         )
         assert said["gradient"].startswith("ValueError: BlockAdam: `grad` must be a plain tensor of shape (8, 6)")
+        assert said["flattened"] == said["flat"]
+        assert said["flat"] == (
+            "ValueError: BlockAdam: `params` must be whole, or sharded by `fully_shard` (FSDP2), because blocks are "
+            "cut from a parameter's own shape, got one that FullyShardedDataParallel (FSDP1) has flattened."
+        )
 
 
 def test_a_replicated_dtensor_steps_as_a_plain_parameter() -> None:
     for spread, plain in together(2, ranks_errands.replicated, 5):
         assert distance(spread, plain) == 0
+
+
+def test_a_layer_that_is_parallel_in_its_outputs_trains_as_in_one_process() -> None:
+    for parallel, plain in together(2, ranks_errands.tensor_parallel, 5):
+        assert distance(parallel, plain) < 1e-6
 
 
 # Shared out --------------------------------------------------------------------------------------------------------
@@ -237,9 +256,11 @@ def test_an_exception_in_one_process_stops_all() -> None:
         assert others == theirs == [True, param_bits(one_process({"block_size": 4}, steps=3))]
 
 
-@pytest.mark.parametrize("when", ["before", "after it agreed"])
-def test_when_a_process_is_killed_the_others_raise_and_their_parameters_are_as_before(when: str) -> None:
-    for first, second, saved, unchanged in together(3, ranks_errands.with_one_killed, when, timeout=5, lost=2):
+@pytest.mark.parametrize(
+    ("kind", "when"), [("shared", "before"), ("shared", "after it agreed"), ("fsdp", "before")], ids=str
+)
+def test_when_a_process_is_killed_the_others_raise_and_their_parameters_are_as_before(kind: str, when: str) -> None:
+    for first, second, saved, unchanged in together(3, ranks_errands.with_one_killed, kind, when, timeout=5, lost=2):
         assert unchanged
         if when == "before":
             said = "RuntimeError: BlockAdam: another process does not answer; parameters and state are unchanged."
@@ -247,6 +268,13 @@ def test_when_a_process_is_killed_the_others_raise_and_their_parameters_are_as_b
         else:
             said = "RuntimeError: BlockAdam: another process was lost in a step; parameters are as before it, the state"
             assert all(words.startswith(said) and "Load a checkpoint." in words for words in (first, second, saved))
+
+
+@pytest.mark.parametrize("kind", ["shared", "fsdp"])
+def test_when_a_hook_ends_a_process_the_others_raise_and_nothing_has_changed(kind: str) -> None:
+    first, second = together(2, ranks_errands.with_one_hook_that_raises, kind, timeout=5)
+    said = "RuntimeError: BlockAdam: another process does not answer; parameters and state are unchanged."
+    assert (first, second) == ((said, True), ('KeyError: "of the user\'s own"', True))
 
 
 # Checkpoints -------------------------------------------------------------------------------------------------------
@@ -264,6 +292,22 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one_two_and_three(tmp_path: Path
                     assert distance(params, alone) < 1e-6
                 else:
                     assert param_bits(params) == param_bits(alone), (ranks, saved, kind)
+
+
+def test_a_checkpoint_of_shards_and_their_copies_goes_on(tmp_path: Path) -> None:
+    options = {"block_size": 4, "refresh_every": 3}
+    for saved, loaded in together(4, ranks_errands.copies_saved, options, str(tmp_path)):
+        assert saved == loaded
+
+
+def test_torch_gathers_a_whole_state_dict_where_every_rank_has_as_many_blocks() -> None:
+    options = {"block_size": 4, "amsgrad": True, "refresh_every": 3}
+    calls = [("fsdp", options), ("shared", options)]
+    for answers in together(2, ranks_errands.for_each, ranks_errands.gathered, calls):
+        for shapes, saved, loaded in answers:
+            assert shapes["1.weight"]["second_moment"] == (144, 10)
+            assert shapes["1.weight"]["exp_avg"] == (24, 24)
+            assert saved == loaded
 
 
 def test_shards_that_cut_blocks_resume_themselves_and_refuse_a_state_whose_blocks_are_whole(tmp_path: Path) -> None:
@@ -291,3 +335,23 @@ def test_what_one_process_saved_goes_on_with_two() -> None:
     calls = [(*kind, *saved, range(5, 8)) for kind in KINDS]
     for answers in together(2, ranks_errands.for_each, ranks_errands.from_a_plain_state, calls):
         assert [param_bits(params) for params in answers] == [alone] * 2
+
+
+# Starting together -------------------------------------------------------------------------------------------------
+
+
+def test_three_ranks_with_an_empty_cache_compile_once_and_one_that_cannot_write_compiles_for_itself(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    caches = [str(tmp_path / "cache")] * 3 + [str(tmp_path / "file")]
+    *three, (told, warned, apart) = together(4, ranks_errands.trained_with_an_empty_cache, caches, 3, timeout=120)
+    compiling, waiting, unkept = (words.format(dtype="float32") for words in (COMPILING, WAITING, COMPILING_UNKEPT))
+    assert sorted(words for words, _, _ in three) == [[compiling], [waiting], [waiting]]
+    assert len([file for file in (tmp_path / "cache").rglob("float32-*") if file.suffix != ".lock"]) == 1
+    assert told == [unkept]
+    assert len(warned) == 1
+    assert "every process compiles the CPU kernel for itself" in warned[0]
+    assert not any(others for _, others, _ in three)
+    alone = param_bits(one_process({"block_size": 4}, steps=3))
+    assert [*(params for _, _, params in three), apart] == [alone] * 4

@@ -1,0 +1,93 @@
+"""What a step asks of the processes that train together, and how they vote on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from blockadapt.errors import NonFiniteGradientError
+from blockadapt.optimizers.ranks.messages import exchange
+from blockadapt.optimizers.unit import Unit
+from blockadapt.validation import Described, refusal
+
+
+class Verdict(IntEnum):
+    """What a process has to say of a step. The gravest verdict counts for all."""
+
+    GO = 0
+    SKIP = 1
+    NOT_FINITE = 2
+    FAILED = 3
+
+
+class Ranks(Protocol):
+    """What a step needs to know of the processes that train together."""
+
+    def share_out(self, units: Sequence[Unit]) -> None:
+        """Say of all units of a param group what of them lies here."""
+        ...
+
+    def warn(self) -> None:
+        """Say once where blocks are not cut as in one process."""
+        ...
+
+    def buckets(self, units: Sequence[Unit]) -> list[list[Unit]]:
+        """Return these units in the order in which they are moved and published; their parts hold the parameters."""
+        ...
+
+    def agree(self, verdict: Verdict) -> Verdict:
+        """Return whether all go on or all skip, or raise if another process cannot go on. Nothing is written before."""
+        ...
+
+    def publish(self, bucket: int) -> None:
+        """Begin to give the others what was moved here."""
+        ...
+
+    def finish_(self) -> None:
+        """Take what the others moved. This is the last thing in a step."""
+        ...
+
+    def require_whole(self) -> None:
+        """Raise if the state here is no longer that of any step of all."""
+        ...
+
+
+def agreed(owner: str, verdict: Verdict, groups: Mapping[Any, torch.device], moved: int = 0) -> Verdict:
+    """Return the gravest verdict of all processes.
+
+    Args:
+        owner: Who asks, for messages.
+        verdict: That of this process.
+        groups: The process groups to ask, one after another, and the device that each one's messages lie on.
+        moved: A number that must be the same in all processes that go on: it stands for the units that they move.
+
+    Raises:
+        NonFiniteGradientError: Another process has a gradient that is not finite.
+        RuntimeError: Another process failed, or does not answer.
+        ValueError: Processes have gradients for different parameters.
+    """
+    try:
+        said = torch.tensor([verdict, moved, -moved])
+        for group, device in groups.items():
+            said = said.to(device)
+            heard = said.repeat(dist.get_world_size(group), 1)
+            for work in exchange(heard, said, group):
+                work.wait()
+            said = heard.amax(0)
+    except Exception as error:
+        raise RuntimeError(f"{owner}: another process does not answer; parameters and state are unchanged.") from error
+    gravest, most, least = said.tolist()
+    if verdict <= Verdict.SKIP < gravest:
+        if gravest == Verdict.NOT_FINITE:
+            raise NonFiniteGradientError(
+                f"{owner}: another process has a gradient that is not finite; parameters and state are unchanged."
+            )
+        raise RuntimeError(f"{owner}: another process failed in this step; parameters and state are unchanged.")
+    if gravest == Verdict.GO and most != -least:
+        rule = "there for the same parameters in every process"
+        raise ValueError(refusal(owner, "grad", rule, Described("other ones")))
+    return Verdict(gravest)
