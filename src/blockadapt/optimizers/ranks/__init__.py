@@ -1,7 +1,6 @@
 """Who holds which rows of which parameters: the seam between one process and many.
 
     contract      what a step asks of the processes that train together, and how they vote on it
-    messages      what each of them has to say reaches all others
     rows          rows [first, last) of a parameter, its gradient and its state; the same as parts of DTensors
     own_shards    every process moves what lies in it: all of a plain parameter, its own rows of a DTensor (FSDP2)
     shared_out    every process has all parameters, moves its rows of them, and sends these to the others (ZeRO-1)
