@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow browser mutants bench lint clean
+.PHONY: help demo test test-slow browser docs pictures mutants bench lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r target words; do printf '%-10s %s\n' "$$target" "$$words"; done
@@ -26,6 +26,17 @@ browser:  ## install Debian's Chromium, which tests of the report's page need; t
 	fi; \
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium chromium-driver
 
+docs: $(READY)  ## build the documentation site into site/; fails on a broken link and on a name without documentation
+	@$(BIN)/python -c "import mkdocs, mkdocstrings" 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
+	@echo "site/index.html"
+
+pictures: $(READY)  ## draw the documents' pictures anew; the training behind learning-rates.svg only with its own script
+	for picture in groupings clipping valley "learning_rates --draw"; do \
+		set -- $$picture; $(BIN)/python docs/pictures/$$1.py $$2; \
+	done
+
 mutants: $(READY)  ## break the library in one place after another, and see whether the tests notice
 	$(BIN)/python tests/mutants/mutants.py
 
@@ -42,5 +53,5 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,experiments]"
 	touch $(READY)
 
-clean:  ## remove the environment and what demo and bench wrote
-	rm -rf $(VENV) demo bench
+clean:  ## remove the environment and what demo, docs and bench wrote
+	rm -rf $(VENV) demo bench site

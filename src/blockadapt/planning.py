@@ -19,6 +19,9 @@ from blockadapt.partition import Cut, Partition
 from blockadapt.partition import block_flops as block_flops
 from blockadapt.validation import require_integer
 
+_TALL = 16
+"""A matrix with this many times as many rows as columns has the shape of a vocabulary."""
+
 
 @dataclass(frozen=True)
 class PlanRow:
@@ -43,7 +46,7 @@ class PlanRow:
         return sum(self.sizes.values())
 
     def cells(self) -> tuple[str, ...]:
-        """The row of the table."""
+        """Return the row of the table."""
         shape = "×".join(map(str, self.shape))
         state = _state(self.state_bytes, self.rank_bytes)
         return (self.name, shape, self.grouping, _sizes(self.sizes), *state, _count(self.flops))
@@ -51,7 +54,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an optimizer will do with each parameter; `str` gives a table.
+    """What an optimizer will do with each parameter; `str` gives a table, and `notes` what could be cheaper.
 
     `flops` counts a step that solves every block; it is an estimate by `block_flops`. `rank_bytes` is the memory of
     the state on each rank, where several share the blocks out. Frozen parameters take no state and no time.
@@ -94,6 +97,20 @@ class Plan:
         """Floating-point operations a step."""
         return sum(row.flops for row in self.rows)
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about what could be cheaper; none if nothing stands out."""
+        words = [row for row in self.rows if len(row.shape) == 2 and row.shape[0] >= _TALL * row.shape[1]]
+        words = [row for row in words if max(row.sizes, default=1) > 1]
+        flops, state = sum(row.flops for row in words), sum(row.state_bytes for row in words)
+        if 2 * max(flops / max(self.flops, 1), state / max(self.state_bytes, 1)) <= 1:
+            return []
+        names = " and ".join(row.name for row in words)
+        return [
+            f"{names}: {flops / self.flops:.0%} of the arithmetic and {state / self.state_bytes:.0%} of the state. "
+            f'For a vocabulary, param_groups(model, embeddings="diagonal") makes both small.'
+        ]
+
     def __str__(self) -> str:
         state = ("state", "largest rank") if self.ranks > 1 else ("state",)
         head = ("parameter", "shape", "grouping", "blocks", *state, "flops a step")
@@ -103,16 +120,19 @@ class Plan:
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
         rule = "─" * max(map(len, lines))
-        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], *self.notes])
 
 
 def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: int = 1, **options: Any) -> Plan:
-    """What `BlockAdam` with these options will do: grouping, blocks, state and flops of each parameter. Trains nothing.
+    """Say what `BlockAdam` with these options will do: grouping, blocks, state and flops of each parameter.
 
     Args:
         model_or_params: A model, parameters, named parameters, param groups, or an optimizer of the family.
         ranks: Processes that share the blocks out, as `process_group` does.
         **options: Options of `BlockAdam`. An optimizer has its own, and takes none here.
+
+    Raises:
+        TypeError: Options were given for an optimizer.
 
     Example:
         >>> print(plan(torch.nn.Linear(784, 10)))
@@ -162,16 +182,17 @@ def _row(optimizer: BlockOptimizer, unit: Unit, borders: Sequence[int] | None) -
 
 
 def _state_bytes(optimizer: BlockOptimizer, unit: Unit, cut: Cut, coordinates: int) -> int:
-    """Memory of the state of so many coordinates in the blocks of a cut."""
+    """Count the bytes of the state that these coordinates and the blocks of this cut keep."""
     group = unit.group
     names = block_state_names(group.get("amsgrad", False), group["refresh_every"])
-    numbers = sum(math.prod(state_shape(name, cut)) for name in names) + coordinates * optimizer.averages_gradient
+    averages = coordinates if optimizer.keeps_first_moment(group) else 0
+    numbers = averages + sum(math.prod(state_shape(name, cut)) for name in names)
     counts = len(unit.params) + len(cut.fingerprint)  # a step counter each, and how the blocks are cut
     return numbers * statistics_dtype(unit.owner).itemsize + 8 * counts
 
 
 def _state(total: int, on_each: Sequence[int]) -> tuple[str, ...]:
-    """The state of all, and of the rank that has most of it, if there are several."""
+    """Return the state of all, and of the rank that has most of it, if there are several."""
     return (_bytes(total), _bytes(max(on_each))) if len(on_each) > 1 else (_bytes(total),)
 
 

@@ -3,19 +3,24 @@
 With V̂ = U Λ Uᵀ, a step is x ← x − U diag(s) Uᵀ m, where
 
     s = clip(α / (√Λ + δ), λₗ, λᵤ)
-    λₗ = α* (1 − 1/(γt + 1))        λᵤ = α* (1 + 1/(γt))        α* = final_lr · lr / base_lr
+    λₗ = α* (1 − 1/(γt + 1))        λᵤ = α* (1 + 1/(γt))
+
+α* follows the schedule. It is given, α* = final_lr · lr / peak_lr, or measured, α* = lr · mean of pᵀm̂ / (lr m̂ᵀm̂) with
+p the step before any clip.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from blockadapt.validation import require_beta, require_integer, require_number
+from blockadapt.terms import Term, at_most
+from blockadapt.validation import is_number, require, require_beta, require_integer, require_number
 
 CLOSED = 1e-2
 """The interval counts as closed once λᵤ/λₗ − 1 is below this.
@@ -29,13 +34,18 @@ UNBOUNDED = torch.finfo(torch.float32).max
 """λᵤ without clipping. Finite, so that a zero m stays zero under the largest s."""
 
 
+MEMORY = 0.999
+"""The decay of the mean over steps that a measured α* is: it looks back about a thousand steps, as V does."""
+
+
 @dataclass(frozen=True)
 class SpectrumClip:
     """Clip the effective spectrum into an interval that closes on a single step size, that of SGD.
 
     Args:
-        final_lr: α*, the step size at the end, as it is for SGD on the averaged momentum m. It follows the lr
-            schedule: α* = final_lr · lr / base_lr. Heavy-ball SGD with learning rate η has final_lr = η / (1 − β₁).
+        final_lr: α*, the step size at the end, as it is for SGD on the averaged momentum m. Heavy-ball SGD with
+            learning rate η has final_lr = η / (1 − β₁). A number is what α* is at the largest lr so far; as lr falls
+            from there, α* falls with it. With `"auto"` each param group measures its own α*, see `Estimate`.
         gamma: γ, how fast the interval closes. After t steps its ends are within a factor 1 + 1/(γt) of α*.
 
     Example:
@@ -43,16 +53,18 @@ class SpectrumClip:
         (0.05, 0.2)
     """
 
-    final_lr: float = 0.1
+    final_lr: float | Literal["auto"] = 0.1
     gamma: float = 1e-3
 
     def __post_init__(self) -> None:
-        require_number("SpectrumClip", "final_lr", self.final_lr, above=0)
+        if self.final_lr != "auto":
+            ok = is_number(self.final_lr) and math.isfinite(self.final_lr) and self.final_lr > 0
+            require(ok, "SpectrumClip", "final_lr", "a finite number > 0 or 'auto'", self.final_lr)
         require_number("SpectrumClip", "gamma", self.gamma, above=0)
 
     @classmethod
     def like_sgd(cls, lr: float, *, momentum: float = 0.9, steps: int, adaptive: float = 1.0) -> SpectrumClip:
-        """The clip that ends as an SGD whose settings you know.
+        """Make the clip that ends as an SGD whose settings you know.
 
         α* = lr / (1 − momentum), because m is a running mean of the gradient where SGD's momentum is a sum.
         γ = 1 / (adaptive · steps), so that the interval is [α*/2, 2α*] when that share of training is over.
@@ -71,20 +83,79 @@ class SpectrumClip:
         owner = "SpectrumClip.like_sgd"
         require_number(owner, "lr", lr, above=0)
         require_beta(owner, "momentum", momentum)
-        require_integer(owner, "steps", steps, least=1)
-        require_number(owner, "adaptive", adaptive, above=0, most=1)
-        return cls(final_lr=lr / (1 - momentum), gamma=1 / (adaptive * steps))
+        return cls(final_lr=lr / (1 - momentum), gamma=_gamma(owner, steps, adaptive))
 
-    def bounds(self, step: int, schedule: float = 1.0) -> tuple[float, float]:
-        """(λₗ, λᵤ) at this step, with α* = final_lr · schedule."""
+    @classmethod
+    def auto(cls, *, steps: int, adaptive: float = 1.0) -> SpectrumClip:
+        """Make the clip that measures α* by itself, and closes at the pace of your training.
+
+        γ = 1 / (adaptive · steps), as in `like_sgd`.
+
+        Args:
+            steps: Steps in the whole of training.
+            adaptive: The share of training that stays adaptive.
+
+        Example:
+            >>> SpectrumClip.auto(steps=10_000)
+            SpectrumClip(final_lr='auto', gamma=0.0001)
+        """
+        return cls(final_lr="auto", gamma=_gamma("SpectrumClip.auto", steps, adaptive))
+
+    def bounds(self, step: Term, target: Term | None = None) -> tuple[Term, Term]:
+        """Give (λₗ, λᵤ) at this step around α* = target, by default `final_lr`."""
+        if target is None:
+            require(self.final_lr != "auto", "SpectrumClip.bounds", "target", "given where α* is measured", None)
+            target = float(self.final_lr)
         progress = self.gamma * step
-        target = self.final_lr * schedule
-        return target * (1 - 1 / (progress + 1)), min(target * (1 + 1 / progress), UNBOUNDED)
+        return target * (1 - 1 / (progress + 1)), at_most(target * (1 + 1 / progress), UNBOUNDED)
 
     def is_closed(self, step: int) -> bool:
-        """Whether the interval is so narrow that the step is SGD's."""
+        """Say whether the interval is so narrow that the step is SGD's."""
         width = 1 / (self.gamma * step)
         return width * (2 + width) < CLOSED  # λᵤ/λₗ − 1
+
+
+def _gamma(owner: str, steps: int, adaptive: float) -> float:
+    require_integer(owner, "steps", steps, least=1)
+    require_number(owner, "adaptive", adaptive, above=0, most=1)
+    return 1 / (adaptive * steps)
+
+
+class Estimate(NamedTuple):
+    """α* / lr as the steps so far have shown it: the running mean of pᵀm̂ / (lr m̂ᵀm̂), and how many steps it is of.
+
+    p = U f(Λ) Uᵀ m is the step before any clip, so what the clip does to a step does not come back as a measurement.
+    The ratio is the mean of f over the eigendirections, weighted by how much of m̂ lies in each: the step size of the
+    SGD whose step is as long as p in the direction of m̂. It is kept per unit of lr, because f grows with lr: α* then
+    follows every schedule.
+    """
+
+    mean: float = 0.0
+    steps: int = 0
+
+    @classmethod
+    def of(cls, owner: str, kept: Any) -> Estimate:
+        """Read one as a param group keeps it, a plain pair.
+
+        Raises:
+            ValueError: It is none.
+        """
+        pair = isinstance(kept, (tuple, list)) and len(kept) == 2
+        ok = pair and is_number(kept[0]) and 0 <= kept[0] < math.inf and type(kept[1]) is int and kept[1] >= 0
+        require(ok, owner, "estimate", "a pair of a finite number >= 0 and a count of steps", kept)
+        return cls(*kept)
+
+    def with_step(self, along: float, square: float, lr: float) -> Estimate:
+        """Take in one step: along = pᵀm̂, square = m̂ᵀm̂. A step that says nothing changes nothing."""
+        ratio = along / square / lr if square > 0 and lr > 0 else 0.0
+        if not 0 < ratio < math.inf:
+            return self
+        return Estimate(MEMORY * self.mean + (1 - MEMORY) * ratio, self.steps + 1)
+
+    @property
+    def ratio(self) -> float | None:
+        """α* / lr, or None if no step has shown it yet."""
+        return self.mean / (1 - MEMORY**self.steps) if self.steps else None
 
 
 class Spectrum(NamedTuple):
@@ -94,11 +165,11 @@ class Spectrum(NamedTuple):
     corrected step. Eigenvalues count as no less than `resolution` · λ_max, see `resolution_of`.
     """
 
-    lr: float
-    correction: float
-    damping: float
-    lower: float = 0.0
-    upper: float = UNBOUNDED
+    lr: Term
+    correction: Term
+    damping: Term
+    lower: Term = 0.0
+    upper: Term = UNBOUNDED
     resolution: float = 0.0
 
 
@@ -148,8 +219,13 @@ INVERSE_ROOT = InverseRoot()
 
 
 def effective(eigenvalues: Tensor, spectrum: Spectrum, function: SpectralFunction = INVERSE_ROOT) -> Tensor:
-    """s(λ) for eigenvalues [num_blocks, n]; the terms of `spectrum` are columns [num_blocks, 1] or numbers."""
+    """Give s(λ) for eigenvalues [num_blocks, n]; the terms of `spectrum` are columns [num_blocks, 1] or numbers."""
+    terms: Any = spectrum
+    return unclipped(eigenvalues, spectrum, function).clamp(terms.lower, terms.upper)
+
+
+def unclipped(eigenvalues: Tensor, spectrum: Spectrum, function: SpectralFunction = INVERSE_ROOT) -> Tensor:
+    """Give f(λ̂), which is s(λ) before it is clipped; see `effective`."""
     terms: Any = spectrum
     floor = terms.resolution * eigenvalues.amax(dim=-1, keepdim=True).clamp(min=0)
-    s = function.torch(torch.maximum(eigenvalues, floor) / terms.correction, terms.lr, terms.damping)
-    return s.clamp(terms.lower, terms.upper)
+    return function.torch(torch.maximum(eigenvalues, floor) / terms.correction, terms.lr, terms.damping)

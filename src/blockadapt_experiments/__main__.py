@@ -11,6 +11,7 @@ EXTRA = {
     "optuna",
     "PIL",
     "pyarrow",
+    "pydantic",
     "pytorch_optimizer",
     "rich",
     "scipy",

@@ -167,6 +167,25 @@ def test_flops_grow_as_the_cube_of_the_block() -> None:
     assert block_flops(200) / block_flops(100) == pytest.approx(8, rel=0.03)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_vocabulary_that_dominates_is_told_with_the_way_out(tied: bool) -> None:
+    body = nn.Sequential(nn.Embedding(2000, 16), nn.Linear(16, 16), nn.Linear(16, 2000))
+    if tied:
+        body[2].weight = body[0].weight
+    planned = plan(param_groups(body))
+    (note,) = planned.notes
+    assert note.startswith("0.weight: " if tied else "0.weight and 2.weight: ")
+    assert note.endswith('For a vocabulary, param_groups(model, embeddings="diagonal") makes both small.')
+    assert str(planned).endswith(note)
+    cheap = plan(param_groups(body, embeddings="diagonal"))
+    assert cheap.notes == []
+    assert cheap.state_bytes < planned.state_bytes / 2
+
+
+def test_wide_layers_are_no_vocabulary() -> None:
+    assert plan(nn.Linear(784, 300)).notes == []
+
+
 def test_a_plan_of_nothing_is_empty() -> None:
     empty = Plan([], 0)
     assert (empty.num_blocks, empty.state_bytes, empty.flops, empty.sizes) == (0, 0, 0, {})

@@ -299,7 +299,7 @@ MISFITS: list[Misfit] = [
     ),
     _misfit(
         "clip from lr 0",
-        "BlockAdam: `lr` must be > 0 where `clip` is set, because its bounds follow lr / base_lr, got 0.0.",
+        "BlockAdam: `lr` must be > 0 where `clip` has a `final_lr`, because its bounds follow lr / peak_lr, got 0.0.",
         parameter(3),
         lr=0.0,
         clip=OPEN,
@@ -307,10 +307,10 @@ MISFITS: list[Misfit] = [
     *(
         Misfit(
             lambda argument=argument, value=value: SpectrumClip(**{argument: value}),  # type: ignore[misc]
-            f"SpectrumClip: `{argument}` must be a finite number > 0, got {value!r}.",
+            f"SpectrumClip: `{argument}` must be a finite number > 0{or_auto}, got {value!r}.",
             f"{argument} {value!r}",
         )
-        for argument in ("final_lr", "gamma")
+        for argument, or_auto in {"final_lr": " or 'auto'", "gamma": ""}.items()
         for value in (0.0, -1, INF, NAN, None, "a", True)
     ),
     Misfit(

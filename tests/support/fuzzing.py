@@ -412,9 +412,9 @@ class Training(RuleBasedStateMachine):
             self._retune(group)
 
     def _retune(self, group: Group) -> None:
-        base = self.optimizer.param_groups[self.groups.index(group)]["base_lr"]
+        base = self.optimizer.param_groups[self.groups.index(group)]["peak_lr"]
         for unit in group.units:
-            unit.oracle.lr, unit.oracle.initial_lr = float(group.options["lr"]), float(base)
+            unit.oracle.lr, unit.oracle.peak_lr = float(group.options["lr"]), float(base)
 
     @rule(kernel=st.sampled_from(["numba", "eigh"]))
     def save_and_load(self, kernel: str) -> None:

@@ -60,7 +60,7 @@ def launches_of(path: str, n: int, dtype: torch.dtype, target: GPUTarget) -> lis
     place = case.segment().place
     work_list = work.WorkList(place.batch, [place], case.refresh)
     try:
-        return work_list._launches(torch.zeros(1, dtype=torch.int64))
+        return work_list._launches(torch.zeros(1, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.float64))
     finally:
         work.registers = registers
 

@@ -6,6 +6,9 @@ It shares no code with the library. Everything is per block, so that a block rea
     V ← H(V, g gᵀ) = U Λ Uᵀ
     s = (αₜ / (1 − Πβ₁)) / (√(Λ / (1 − β₂ᵗ)) + δ), clipped
     x ← x − U diag(s) Uᵀ m
+
+A clip to "auto" measures: with p the step as it would be unclipped and m̂ = m / (1 − Πβ₁), over all blocks of the group,
+rₜ = pᵀm̂ / (lr m̂ᵀm̂), and α*/lr is the mean of all rₜ before this step, weighted 0.999 to the power of their age.
 """
 
 from __future__ import annotations
@@ -140,7 +143,7 @@ class DenseOracle:
         eps: δ.
         weight_decay: Decoupled for "adamw", otherwise added to the gradient.
         amsgrad: Keep the largest sorted spectrum, before any correction.
-        clip: (final_lr, γ) or None.
+        clip: (final_lr, γ) or None; final_lr may be "auto".
         bias_correction: Divide by 1 − Πβ₁ and 1 − β₂ᵗ.
         beta1_decay: λ in β₁ₜ = β₁ λ^{t−1}.
         refresh_every: k; the basis is recomputed when t ≤ rank or (t − 1) mod k = 0.
@@ -160,7 +163,7 @@ class DenseOracle:
         eps: float = 1e-4,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
-        clip: tuple[float, float] | None = None,
+        clip: tuple[float | str, float] | None = None,
         bias_correction: bool = True,
         beta1_decay: float = 1.0,
         refresh_every: int = 1,
@@ -171,7 +174,8 @@ class DenseOracle:
         self.x: Array = np.array(x, dtype=np.float64)
         self.kind = kind
         self.lr = lr
-        self.initial_lr = lr
+        self.initial_lr = self.peak_lr = lr
+        self.ratios: list[float] = []
         self.beta1 = 0.0 if kind in ("rmsprop", "adagrad") else betas[0]
         self.beta2 = betas[1]
         self.averages = kind in ("adagrad", "adafom")
@@ -206,6 +210,8 @@ class DenseOracle:
         In a block that has one only in part, the missing gradient counts as zero and its coordinates do not move.
         """
         everywhere = present is None or bool(present.all())
+        self.peak_lr = max(self.peak_lr, self.lr)
+        self.along, self.square = 0.0, 0.0
         for block in self.blocks:
             here = None if everywhere else present[block.coordinates]
             if here is not None and not here.any() and not self.together:
@@ -219,13 +225,32 @@ class DenseOracle:
                 self.x[block.coordinates] = self._step_block(block, x, g)
             else:
                 self.x[block.coordinates] = np.where(here, self._step_block(block, x, np.where(here, g, 0.0)), x)
+        if self.clip is not None and self.along > 0 and not (self.ratios and self._closes(len(self.ratios) + 1)):
+            self.ratios.append(self.along / self.square / self.lr)
+
+    @property
+    def target(self) -> float | None:
+        """α*; None if it is to be measured and has not been yet."""
+        assert self.clip is not None
+        final_lr = self.clip[0]
+        if not isinstance(final_lr, str):
+            return final_lr * self.lr / self.peak_lr
+        weights = 0.999 ** np.arange(len(self.ratios))[::-1]
+        return float(weights @ self.ratios / weights.sum() * self.lr) if self.ratios else None
+
+    def _closes(self, t: int) -> bool:
+        """Whether all of the interval is within 1% at step t: λu/λl − 1."""
+        assert self.clip is not None
+        progress = self.clip[1] * t
+        return (1 + 1 / progress) / (1 - 1 / (progress + 1)) - 1 < CLOSED
 
     def bounds(self, t: int) -> tuple[float, float, float]:
         """λl, λu and α*."""
         assert self.clip is not None
-        final_lr, gamma = self.clip
-        target = final_lr * self.lr / self.initial_lr
-        return target * (1 - 1 / (gamma * t + 1)), target * (1 + 1 / (gamma * t)), target
+        if self.target is None:
+            return 0.0, math.inf, math.nan
+        target, progress = self.target, self.clip[1] * t
+        return target * (1 - 1 / (progress + 1)), target * (1 + 1 / progress), target
 
     def _step_block(self, block: Block, x: Array, g: Array) -> Array:
         block.t += 1
@@ -233,17 +258,21 @@ class DenseOracle:
             x = x - self.lr * self.weight_decay * x
         beta1 = self.beta1 * self.beta1_decay ** (block.t - 1)
         block.m = beta1 * block.m + (1 - beta1) * g
-        if self.clip is not None:
-            lower, upper, target = self.bounds(block.t)
-            if upper / lower - 1 < CLOSED:
-                return x - target * block.m
+        if self.clip is not None and self.target is not None and self._closes(block.t):
+            return x - self.target * block.m
         basis, spectrum = self._decompose(block, self._second_moment(block, g))
         if self.amsgrad:
             block.largest = np.maximum(block.largest, spectrum)
             spectrum = block.largest
         else:
             block.largest = np.zeros(len(block.coordinates))
-        s = self._effective_spectrum(block, spectrum)
+        s = self._spectrum(block, spectrum)
+        averaged = block.m / self._first_correction(block)
+        self.along += float((basis @ (s * (basis.T @ block.m))) @ averaged)
+        self.square += float(averaged @ averaged)
+        if self.clip is not None:
+            lower, upper, _ = self.bounds(block.t)
+            s = np.minimum(np.maximum(s, lower), upper)
         return x - basis @ (s * (basis.T @ block.m))
 
     def _second_moment(self, block: Block, g: Array) -> Array:
@@ -265,14 +294,15 @@ class DenseOracle:
         order = np.argsort(spectrum, kind="stable")
         return basis[:, order], np.maximum(spectrum[order], 0.0)
 
-    def _effective_spectrum(self, block: Block, spectrum: Array) -> Array:
+    def _first_correction(self, block: Block) -> float:
+        if not self.bias_correction:
+            return 1.0
+        return float(1 - self.beta1**block.t * self.beta1_decay ** (block.t * (block.t - 1) / 2))
+
+    def _spectrum(self, block: Block, spectrum: Array) -> Array:
+        """s before it is clipped."""
         alpha = self.lr / math.sqrt(block.t) if self.averages else self.lr
-        if self.bias_correction:
-            alpha /= 1 - self.beta1**block.t * self.beta1_decay ** (block.t * (block.t - 1) / 2)
-            if not self.averages:
-                spectrum = spectrum / (1 - self.beta2**block.t)
-        s = alpha / (np.sqrt(spectrum) + self.eps)
-        if self.clip is not None:
-            lower, upper, _ = self.bounds(block.t)
-            s = np.minimum(np.maximum(s, lower), upper)
-        return s
+        alpha /= self._first_correction(block)
+        if self.bias_correction and not self.averages:
+            spectrum = spectrum / (1 - self.beta2**block.t)
+        return alpha / (np.sqrt(spectrum) + self.eps)

@@ -7,7 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from blockadapt.kernels.cpu import eigensolver, jacobi, scratch, step, thresholds, tile_io, work
+from blockadapt.kernels.cpu import (
+    effective,
+    eigensolver,
+    jacobi,
+    kept_basis,
+    new_basis,
+    ones,
+    scratch,
+    step,
+    thresholds,
+    tile_io,
+    work,
+)
+
+MODULES = effective, eigensolver, jacobi, kept_basis, new_basis, ones, scratch, step, thresholds, tile_io
 
 
 @pytest.fixture
@@ -15,7 +29,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All of the step's modules as plain Python. What is compiled is compiled before, with the compiled ones."""
     for real in (np.float32, np.float64):
         work.worker_for(real, None)
-    for module in (eigensolver, jacobi, scratch, step, thresholds, tile_io):
+    for module in MODULES:
         for name, value in list(vars(module).items()):
             if hasattr(value, "py_func"):
                 monkeypatch.setattr(module, name, value.py_func)

@@ -1,6 +1,6 @@
 """Stage 4: apply a spectral function of V to m, for all blocks at once."""
 
-from blockadapt.kernels.contract import TERMS, Batch, Change, Coefficients, Descent, Kernel, Place, Segment
+from blockadapt.kernels.contract import TERMS, Batch, Change, Coefficients, Descent, Kernel, Place, Segment, Tally
 from blockadapt.kernels.dispatch import BACKENDS, Dispatcher, get_kernel
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "Kernel",
     "Place",
     "Segment",
+    "Tally",
     "get_kernel",
 ]

@@ -3,6 +3,7 @@
     Batch     blocks of one size, dtype, device and spectral function: what one call takes
     Place     where some of them lie, kept while nothing moves
     Segment   a place, and what one step brings: gradient, coefficients
+    Tally     where a kernel that measures says what a step shows of α*
     Change    a step that is computed or made ready, and not yet written
 
 A step has two phases. `Kernel.prepare` may raise and changes nothing; `Change.write_` changes everything and cannot
@@ -16,13 +17,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, get_type_hints
+from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
 import torch
 from torch import Tensor
 
 from blockadapt.moments import FirstMoment, SecondMoment
 from blockadapt.spectrum import INVERSE_ROOT, SpectralFunction, Spectrum
+from blockadapt.terms import Term
+from blockadapt.validation import has_numbers
 
 
 class Descent(NamedTuple):
@@ -30,11 +33,11 @@ class Descent(NamedTuple):
 
     sign: float
     coupled: float
-    shrink: float
+    shrink: Term
 
 
 class Coefficients(NamedTuple):
-    """All numbers of one step, one NamedTuple a stage."""
+    """All numbers of one step, one NamedTuple a stage. The host knows them, or the device does: see `terms.Term`."""
 
     descent: Descent
     first: FirstMoment
@@ -42,7 +45,7 @@ class Coefficients(NamedTuple):
     spectrum: Spectrum
 
     @property
-    def terms(self) -> tuple[float, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """All of them in a row, in the order of `TERMS`."""
         return (*self.descent, *self.first, *self.second, *self.spectrum)
 
@@ -51,6 +54,11 @@ class Coefficients(NamedTuple):
         """The inverse of `terms`. Columns of tensors may stand for the numbers."""
         rest = iter(terms)
         return cls(*(stage(*islice(rest, len(stage._fields))) for stage in _STAGES))
+
+    def split(self, number: int) -> list[Coefficients]:
+        """The coefficients of each of so many parameters, where a tensor holds one number for each of them."""
+        columns = [term.unbind() if isinstance(term, Tensor) and term.ndim else (term,) * number for term in self.terms]
+        return [Coefficients.of(terms) for terms in zip(*columns, strict=True)]
 
 
 _STAGES: tuple[Any, ...] = tuple(get_type_hints(Coefficients).values())
@@ -62,7 +70,10 @@ TERMS = tuple(
 
 
 class Batch(NamedTuple):
-    """Blocks that go to a kernel together, whatever parameters they are from."""
+    """Blocks that go to a kernel together, whatever parameters they are from.
+
+    Blocks that have no numbers, such as those of a FakeTensor, count as on the device "meta".
+    """
 
     n: int
     dtype: torch.dtype
@@ -84,8 +95,9 @@ class Place:
         m: First moment [major, minor, k], updated in place; None where the gradient itself is used (β₁ = 0).
         second_moment: Packed V [major, minor, n(n+1)/2], updated in place.
         largest: AMSGrad's Σ̂ [major, minor, n], ascending, updated in place; None without AMSGrad.
-        basis: U kept between refreshes [tiles, n·n, TILE], rows of U one after another; None with `refresh_every=1`.
-        eigenvalues: diag(Uᵀ V U) kept with it [tiles, n, TILE].
+        basis: U kept between refreshes, as reflections (`kernels.reflections`), n(n−1)/2 numbers a block, by tile; None
+            with `refresh_every=1`.
+        eigenvalues: diag(Uᵀ V U) kept with it, n numbers a block, by tile. Blocks of 1 keep neither: both are empty.
         function: s(λ) of these blocks.
         offset: Elements from the parameter's first to the first of x.
     """
@@ -112,12 +124,43 @@ class Place:
     @cached_property
     def batch(self) -> Batch:
         """What these blocks are called with."""
-        return Batch(self.n, self.second_moment.dtype, self.x.device, self.function)
+        device = self.x.device if has_numbers(self.x) else torch.device("meta")
+        return Batch(self.n, self.second_moment.dtype, device, self.function)
 
     @cached_property
     def keeps(self) -> tuple[bool, bool, bool]:
         """Whether there are m, Σ̂ and a basis."""
         return self.m is not None, self.largest is not None, self.basis is not None
+
+
+class Tally:
+    """Collects what the blocks of a step show of α*: pᵀm̂ and m̂ᵀm̂, where p = U f(Λ) Uᵀ m is the step before any clip.
+
+    With y = Uᵀ m and c = first.correction a block has Σ f(λᵢ) yᵢ² / c and Σ yᵢ² / c². It stays from step to step, and
+    its identity says which blocks are counted together.
+
+    Args:
+        device: Where the sums are added up.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums: list[Tensor] = []
+
+    def clear(self) -> None:
+        """Forget the step before."""
+        self._sums.clear()
+
+    def add(self, sums: Tensor) -> None:
+        """Count some blocks: float64 [2, …], pᵀm̂ and m̂ᵀm̂ in as many parts as it likes. It cannot raise."""
+        self._sums.append(sums)
+
+    def total(self) -> Tensor:
+        """Add up all that was counted, [2]."""
+        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for sums in self._sums:
+            total += sums.reshape(2, -1).sum(1).to(self._device)
+        return total
 
 
 class Segment(NamedTuple):
@@ -128,12 +171,14 @@ class Segment(NamedTuple):
         grad: Gradient of the whole parameter, with the parameter's strides.
         refresh: Whether this step finds U anew.
         coefficients: The step's numbers.
+        tally: Where to count them when the step is written; None if nobody asks. Only kernels that measure get one.
     """
 
     place: Place
     grad: Tensor
     refresh: bool
     coefficients: Coefficients
+    tally: Tally | None = None
 
 
 class Change(Protocol):
@@ -168,6 +213,9 @@ class Kernel(ABC):
 
     name: str
     """What people call it, in `backend=` and in records."""
+
+    measures: ClassVar[bool] = False
+    """Whether it fills the tally of a segment that has one, as `SpectrumClip("auto")` needs it."""
 
     @abstractmethod
     def takes(self, batch: Batch) -> bool:

@@ -12,14 +12,15 @@ from blockadapt.kernels.contract import Batch, Change, Kernel, Segment
 from blockadapt.kernels.cpu.kernel import NumbaKernel
 from blockadapt.kernels.eigh import EighKernel
 from blockadapt.kernels.gpu.kernel import TritonKernel
+from blockadapt.kernels.host import HostKernel
 from blockadapt.spectrum import SpectralFunction
 from blockadapt.validation import refusal, require
 
 BACKENDS: Mapping[str, tuple[Callable[[], Kernel], ...]] = {
-    "auto": (NumbaKernel, partial(TritonKernel, gpus_only=True), EighKernel),
-    "eigh": (EighKernel,),
-    "numba": (NumbaKernel, EighKernel),
-    "triton": (TritonKernel, EighKernel),
+    "auto": (NumbaKernel, partial(TritonKernel, gpus_only=True), EighKernel, HostKernel),
+    "eigh": (EighKernel, HostKernel),
+    "numba": (NumbaKernel, EighKernel, HostKernel),
+    "triton": (TritonKernel, EighKernel, HostKernel),
 }
 """The kernels behind each name, in the order in which they are asked."""
 
@@ -32,19 +33,29 @@ class Dispatcher:
 
     Example:
         >>> [kernel.name for kernel in get_kernel("auto").kernels]
-        ['numba', 'triton', 'eigh']
+        ['numba', 'triton', 'eigh', 'host']
+
+    Args:
+        kernels: They, in the order in which they are asked.
+        owner: Who asks, for messages.
     """
 
-    def __init__(self, kernels: Sequence[Kernel]) -> None:
+    def __init__(self, kernels: Sequence[Kernel], owner: str = "Dispatcher") -> None:
         self.kernels = tuple(kernels)
+        self._owner = owner
 
     def kernel_for(self, batch: Batch) -> Kernel:
-        """The first kernel that takes this batch; the last of all, `eigh`, takes any."""
+        """Ask for the first kernel that takes this batch; the last of all, `host`, takes any."""
         return next(kernel for kernel in self.kernels if kernel.takes(batch))
 
     def prepare(self, batches: Mapping[Batch, Sequence[Segment]]) -> list[Change]:
-        """Every batch's change, or an exception, with nothing changed yet."""
-        return [self.kernel_for(batch).prepare(batch, segments) for batch, segments in batches.items()]
+        """Make every batch's change ready, or raise, with nothing changed yet."""
+        chosen = [(self.kernel_for(batch), batch, segments) for batch, segments in batches.items()]
+        for kernel, _, segments in chosen:
+            if not kernel.measures and any(segment.tally is not None for segment in segments):
+                rule = f"one with a number for `final_lr`, because the kernel {kernel.name!r} measures none"
+                raise ValueError(refusal(self._owner, "clip", rule, "auto"))
+        return [kernel.prepare(batch, segments) for kernel, batch, segments in chosen]
 
     def decompose(self, packed: Tensor, n: int, function: SpectralFunction) -> tuple[Tensor, Tensor]:
         """See `Kernel.decompose`; by the kernel that would move such blocks under this function."""
@@ -52,17 +63,17 @@ class Dispatcher:
 
 
 def get_kernel(backend: str | Kernel, owner: str = "get_kernel") -> Dispatcher:
-    """The kernels behind a backend: a name of `BACKENDS`, or a kernel of the user's, which is asked before `eigh`.
+    """Make the kernels behind a backend: a name of `BACKENDS`, or a kernel of the user's, which is asked before `eigh`.
 
     Raises:
         ValueError: There is no such backend.
         ImportError: The backend is asked for by name, and the package behind it is not installed.
     """
     if isinstance(backend, Kernel):
-        return Dispatcher([backend, EighKernel()])
+        return Dispatcher([backend, EighKernel(), HostKernel()], owner)
     rule = f"one of {', '.join(map(repr, BACKENDS))}, or a Kernel"
     require(isinstance(backend, str) and backend in BACKENDS, owner, "backend", rule, backend)
     package = _NEEDS.get(backend)
     if package is not None and find_spec(package) is None:
         raise ImportError(refusal(owner, "backend", f"one whose package {package} is installed", backend))
-    return Dispatcher([make() for make in BACKENDS[backend]])
+    return Dispatcher([make() for make in BACKENDS[backend]], owner)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from blockadapt.kernels import Kernel
-from blockadapt.moments import SecondMoment, running_mean
+from blockadapt.moments import FirstMoment, SecondMoment, first_moment, running_mean
 from blockadapt.optimizers.base import BlockOptimizer
 from blockadapt.optimizers.unit import Group
 from blockadapt.partition import Grouping
 from blockadapt.spectrum import SpectrumClip
+from blockadapt.terms import Term
 from blockadapt.validation import require_beta
 
 
@@ -20,6 +21,9 @@ class BlockRMSprop(BlockOptimizer):
         x ← x − α (V^{1/2} + δ I)^{-1} g             α = lr
 
     With blocks of one coordinate this is `torch.optim.RMSprop(eps=δ)`. Arguments not listed are BlockAdam's.
+
+    `OneCycleLR` and `CyclicLR` may cycle momentum, as they do for torch's RMSprop. They set `momentum` in the param
+    groups, which is None otherwise. It is β₁ then: the step takes m ← β₁ m + (1 − β₁) g in place of g.
 
     Args:
         params: Parameters, named parameters or param groups.
@@ -50,12 +54,14 @@ class BlockRMSprop(BlockOptimizer):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
+        capturable: bool = False,
         backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
         defaults = {
             "lr": lr,
             "alpha": alpha,
+            "momentum": None,
             "eps": eps,
             "weight_decay": weight_decay,
             "grouping": grouping,
@@ -65,11 +71,16 @@ class BlockRMSprop(BlockOptimizer):
             "refresh_every": refresh_every,
             "maximize": maximize,
             "on_nonfinite": on_nonfinite,
+            "capturable": capturable,
         }
         super().__init__(params, defaults, backend, process_group)
 
     def _require_options(self, group: Group) -> None:
         require_beta(type(self).__name__, "alpha", group["alpha"])
 
-    def _second_moment(self, group: Group, step: int) -> SecondMoment:
+    def _first_moment(self, group: Group, step: Term) -> FirstMoment:
+        beta1: float | None = group["momentum"]
+        return FirstMoment(0.0, 1.0) if beta1 is None else first_moment(beta1, 1.0, step, group["bias_correction"])
+
+    def _second_moment(self, group: Group, step: Term) -> SecondMoment:
         return running_mean(group["alpha"], step, group["bias_correction"])

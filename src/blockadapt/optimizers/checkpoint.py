@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from blockadapt.partition import IndexGroups
 from blockadapt.spectrum import SpectrumClip
 from blockadapt.validation import Described, refusal
 
-FORMAT = 1
+FORMAT = 2
 """The layout of a saved state."""
 
 FORMAT_KEY = "blockadapt_format"
@@ -35,7 +35,9 @@ class Loads(Protocol):
 
     param_groups: list[Group]
     defaults: dict[str, Any]
-    averages_gradient: ClassVar[bool]
+
+    def keeps_first_moment(self, group: Group) -> bool:
+        """Whether a group has a first moment."""
 
     def require_group(self, group: Group) -> None:
         """Raise unless a group's options are valid and fit its parameters."""
@@ -54,7 +56,9 @@ def written(owner: str, state_dict: dict[str, Any], units: Sequence[Unit]) -> di
         keys = state_dict["param_groups"][unit.index]["params"][unit.position : unit.position + len(unit.params)]
         if any(name in state.get(keys[0], {}) for name in WIDTHS):
             shapes = shapes_of(unit.shape(unit.owner), unit.cut)
-            kept = all_in_form(owner, repr(unit.name), state[keys[0]], shapes, unit.owner, unit.cut)
+            kept = all_in_form(
+                owner, repr(unit.name), state[keys[0]], shapes, unit.owner, unit.cut, unit.group["capturable"]
+            )
             state[keys[0]] = {name: to_blocks(name, unit.cut, t) if name in WIDTHS else t for name, t in kept.items()}
         if unit.share is not None:
             for key in [key for key in keys if key in state]:
@@ -170,7 +174,7 @@ def _require_same_groups(owner: str, optimizer: Loads, saved_groups: list[dict[s
             f"{owner}: the state has groups of {saved_counts} parameters, the optimizer has groups of {counts}."
         )
     for index, saved in enumerate(saved_groups):
-        missing = sorted({*optimizer.defaults, "base_lr"} - {*saved} - {"differentiable"})
+        missing = sorted({*optimizer.defaults, "peak_lr"} - {*saved} - {"differentiable"})
         if missing:
             raise ValueError(
                 f"{owner}: param group {index} of the state has no {', '.join(f'`{name}`' for name in missing)}; "
@@ -193,18 +197,18 @@ def _entries(
     """
     if not isinstance(saved, Mapping):
         raise ValueError(refusal(owner, "state", f"a dict of tensors (for {whose})", Described(type(saved).__name__)))
-    cut = unit.cut if param is unit.owner else None
+    cut, averages = unit.cut if param is unit.owner else None, optimizer.keeps_first_moment(unit.group)
     shapes = shapes_of(unit.shape(param), cut, tiled=False)
     if unit.share is not None:
         saved = {
             name: unit.share.taken(name, value, shapes[name]) if name in {*shapes} - {*COUNTS} else value
             for name, value in saved.items()
         }
-    if not optimizer.averages_gradient:
+    if not averages:
         del shapes["exp_avg"]
-    entries = all_in_form(owner, whose, saved, shapes, param, unit.cut)
+    entries = all_in_form(owner, whose, saved, shapes, param, unit.cut, unit.group["capturable"])
     blocks = cut is not None and not is_closed(unit.group, steps_taken(entries))
-    needed = ["step"] + ["exp_avg"] * optimizer.averages_gradient + ["cut", "second_moment"] * blocks
+    needed = ["step"] + ["exp_avg"] * averages + ["cut", "second_moment"] * blocks
     absent = [name for name in needed if name not in entries]
     if absent:
         rule = f"a state with {', '.join(needed)} (for {whose})"

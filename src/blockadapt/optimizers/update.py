@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Batch, Change, Coefficients, Dispatcher, Place, Segment
+from blockadapt.kernels import Batch, Change, Coefficients, Dispatcher, Place, Segment, Tally
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.storage import State, part_states
 from blockadapt.optimizers.unit import Unit
@@ -46,10 +47,10 @@ class Update:
     changes: list[Change] = field(default_factory=list)
     descents: list[list[Tensor]] = field(default_factory=list)
 
-    def add(self, place: Place, grad: Tensor, refresh: bool, coefficients: Coefficients) -> None:
+    def add(self, segment: Segment) -> None:
         """Put a segment into the batch of its size."""
-        if place.num_blocks:
-            self.batches.setdefault(place.batch, []).append(Segment(place, grad, refresh, coefficients))
+        if segment.place.num_blocks:
+            self.batches.setdefault(segment.place.batch, []).append(segment)
 
     def stage(self, param: Tensor, grad: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Contiguous copies of a parameter and its gradient in the statistics' dtype; the parameter is written back."""
@@ -59,7 +60,9 @@ class Update:
         self.finish.append(lambda: param.copy_(x))
         return x, grad.to(dtype).contiguous()
 
-    def add_parameter(self, unit: Unit, state: State, refresh: bool, coefficients: Coefficients) -> None:
+    def add_parameter(
+        self, unit: Unit, state: State, refresh: bool, coefficients: Coefficients, tally: Tally | None
+    ) -> None:
         """Add all blocks of a parameter that is cut by a named grouping."""
         owner, cut = unit.owner, unit.cut
         param, grad = unit.part(owner), _readable(unit.gradient(owner))
@@ -76,9 +79,11 @@ class Update:
             grad = torch.empty_strided(param.shape, param.stride(), dtype=dtype, device=grad.device).copy_(grad)
         self.moved.append(owner)
         for place in places:
-            self.add(place, grad, refresh, coefficients)
+            self.add(Segment(place, grad, refresh, coefficients, tally))
 
-    def add_group(self, unit: Unit, states: Sequence[State], refresh: bool, coefficients: Coefficients) -> None:
+    def add_group(
+        self, unit: Unit, states: Sequence[State], refresh: bool, coefficients: Coefficients, tally: Tally | None
+    ) -> None:
         """Add the explicit blocks of a whole param group, gathered into rows and scattered back afterwards.
 
         A parameter without a gradient counts with a zero gradient, which its m takes in, and is not moved.
@@ -100,10 +105,11 @@ class Update:
         averages = [state["exp_avg"].view(-1) for state in states if "exp_avg" in state]
         m = torch.cat(averages) if averages else None
         moved: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        for (n, table), kept in zip(groups.tables.items(), part_states(groups, states[0]), strict=True):
-            index = table.to(device).unsqueeze(1)
+        if unit.tables is None:
+            unit.tables = [_beside(unit.owner, table).unsqueeze(1) for table in groups.tables.values()]
+        for n, index, kept in zip(groups.sizes, unit.tables, part_states(groups, states[0]), strict=True):
             place = Place(n, x[index], m[index] if m is not None else None, **kept, function=self.function)
-            self.add(place, g[index], refresh, coefficients)
+            self.add(Segment(place, g[index], refresh, coefficients, tally))
             moved.append((index, place.x, place.m))
 
         def scatter() -> None:
@@ -153,6 +159,12 @@ class Update:
         torch.autograd.graph.increment_version(self.moved)  # autograd does not see what is written through addresses
 
 
+def _beside(param: Any, table: Tensor) -> Tensor:
+    """A table on the device of a parameter; a FakeTensor beside a FakeTensor."""
+    fake: Any = getattr(param, "fake_mode", None)
+    return (table if fake is None else fake.from_tensor(table)).to(param.device)
+
+
 def _readable(grad: Tensor | None) -> Tensor:
     """The gradient, with its numbers in memory as they are: no sign that waits, no zeros that nobody wrote."""
     assert grad is not None
@@ -176,7 +188,11 @@ def _scaled_step_(entries: Sequence[Scaled], gs: list[Tensor], coefficients: Coe
     xs = [x for x, _, _ in entries]
     ms = [m for _, _, m in entries if m is not None]
     if ms:
-        torch._foreach_lerp_(ms, gs, 1 - first.beta)
+        torch._foreach_lerp_(ms, gs, 1 - float(first.beta))
+    if isinstance(spectrum.upper, Tensor):  # an lr that only the device knows
+        torch._foreach_mul_(xs, descent.shrink)
+        torch._foreach_sub_(xs, torch._foreach_mul(ms or gs, spectrum.upper))
+        return
     if descent.shrink != 1:
         torch._foreach_mul_(xs, descent.shrink)
     torch._foreach_add_(xs, ms or gs, alpha=-spectrum.upper)

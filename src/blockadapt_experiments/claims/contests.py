@@ -10,6 +10,7 @@ import numpy as np
 
 from blockadapt_experiments.claims.claim import Verdict
 from blockadapt_experiments.claims.verdicts import BySeed, together
+from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.results.recorded_runs import Run
 from blockadapt_experiments.results.summary import Summary, oscillation
 
@@ -22,13 +23,16 @@ class Part(NamedTuple):
 
 
 def rivals(summary: Summary, arm: str, others: Sequence[str] | None = None) -> list[str]:
-    """The other arms that have a finished run, of these or of all; none if the arm itself has not."""
-    chosen = [other for other in summary.arms if other != arm and (others is None or other in others)]
+    """List the others that have a finished run, of these or of all optimizers; none if the arm itself has none.
+
+    An arm with settings of its own is none of them: no claim is about it.
+    """
+    chosen = [other for other in summary.arms if other != arm and other in (CONTENDERS if others is None else others)]
     return [other for other in chosen if _finished(summary, other)] if _finished(summary, arm) else []
 
 
 def finals(summary: Summary, arm: str, metric: str, variant: str = "") -> BySeed:
-    """The last value of each run; nan where it diverged, whatever was measured then."""
+    """Return the last value of each run; nan where it diverged, whatever was measured then."""
     return _by_seed(summary, arm, metric, lambda values: float(values[-1]), variant)
 
 
@@ -41,7 +45,7 @@ class EqualTime(NamedTuple):
 
 
 def at_equal_time(summary: Summary, first: str, second: str, metric: str) -> EqualTime:
-    """The last value that each of two arms had measured when the faster of them, at the same seed, was done."""
+    """Return the last value that each of two arms had measured when the faster of them, at the same seed, was done."""
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     shares: tuple[list[float], list[float]] = ([], [])
     runs = [{run.key.seed: run for run in _finished(summary, arm)} for arm in (first, second)]
@@ -60,7 +64,7 @@ def at_equal_time(summary: Summary, first: str, second: str, metric: str) -> Equ
 
 
 def means(summary: Summary, arm: str, metric: str, share: float = 1.0, log: bool = False) -> BySeed:
-    """The mean of each run over the first share of its epochs, of logarithms if asked; nan where it diverged."""
+    """Return the mean of each run over the first share of its epochs, of logarithms if asked; nan where it diverged."""
 
     def mean(values: np.ndarray) -> float:
         first = values[: max(1, math.ceil(share * values.size))]
@@ -70,12 +74,12 @@ def means(summary: Summary, arm: str, metric: str, share: float = 1.0, log: bool
 
 
 def oscillations(summary: Summary, arm: str, metric: str) -> BySeed:
-    """How much each run swings at its end; nan where it diverged."""
+    """Return how much each run swings at its end; nan where it diverged."""
     return _by_seed(summary, arm, metric, oscillation)
 
 
 def verdict(parts: Sequence[Part], lead: str = "") -> Verdict:
-    """What the parts say together, after a lead."""
+    """Return what the parts say together, after a lead."""
     if not parts:
         return Verdict(None, "The methods that the paper compares did not run together.")
     return Verdict(together(part.held for part in parts), f"{lead}{'; '.join(part.words for part in parts)}.")

@@ -10,15 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from blockadapt_experiments.commands.demo import Epoch, Run
+from blockadapt_experiments.contenders.catalogue import CONTENDERS
+from blockadapt_experiments.drawing.colours import STYLES
 from blockadapt_experiments.files.png import write_png
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; line styles tell them apart in grey too.
-STYLES: tuple[dict[str, Any], ...] = (
-    {"color": "#000000", "linestyle": ":"},
-    {"color": "#E69F00", "linestyle": "-"},
-    {"color": "#0072B2", "linestyle": "-"},
-    {"color": "#CC79A7", "linestyle": "--"},
-)
+STYLE_BY_LABEL = {contender.label: STYLES[name].line() for name, contender in CONTENDERS.items()}
 
 
 def write_plots(runs: Sequence[Run], subtitle: str, directory: Path) -> list[Path]:
@@ -38,9 +34,10 @@ def _figure(runs: Sequence[Run], title: str, axis: str, subtitle: str, value: Ca
     figure.suptitle(f"{title} on scikit-learn's digits\n{subtitle}", fontsize=11)
     panels = figure.subplots(1, len(models), sharex=True, sharey=True, squeeze=False)[0]
     for panel, model in zip(panels, models, strict=True):
-        for run, style in zip([run for run in runs if run.model == model], STYLES, strict=True):
+        for run in [run for run in runs if run.model == model]:
             values = [value(epoch) for epoch in run.epochs]
             marker = "o" if len(values) == 1 else ""  # one point makes no line
+            style = STYLE_BY_LABEL[run.optimizer]
             panel.plot(range(1, len(values) + 1), values, label=run.optimizer, marker=marker, **style)
         panel.set_title(model, fontsize=10)
         panel.set_xlabel("epoch")
@@ -51,7 +48,8 @@ def _figure(runs: Sequence[Run], title: str, axis: str, subtitle: str, value: Ca
     for panel in panels[1:]:
         panel.tick_params(axis="y", which="both", left=False)  # the scale is the first panel's
     panels[0].set_ylabel(axis)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(STYLES), frameon=False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
 
 

@@ -153,9 +153,10 @@ def experiments_table(contents: Mapping[str, tuple[str, str]], scales: Sequence[
 
 def optimizers_table(contenders: Iterable[Contender]) -> Table:
     """What can be compared."""
-    table = table_of(("optimizer", "what", "adapts by", "default lr"))
+    table = table_of(("optimizer", "what", "adapts by", "default lr", "settings"))
     for contender in contenders:
-        table.add_row(contender.name, contender.label, contender.kind, f"{contender.lr:g}")
+        settings = ", ".join(contender.types)
+        table.add_row(contender.name, contender.label, contender.kind, f"{contender.lr:g}", settings)
     return table
 
 
@@ -247,8 +248,8 @@ def _cells(run: Run) -> tuple[str, ...]:
 def bench_table(rows: Sequence[BenchRow]) -> Table:
     """One row for each measure."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="Median and quartiles over the turns.")
-    for heading in ("measure", "value", "quartiles", "floor", "goal", "medians"):
-        table.add_column(heading, no_wrap=heading in ("value", "floor", "goal"))
+    for heading in ("measure", "value", "quartiles", "floor", "goal", "reached", "medians"):
+        table.add_column(heading, no_wrap=heading in ("value", "floor", "goal", "reached"))
     for row in rows:
-        table.add_row(row.name, f"{row.value:.3g}", row.spread, row.floor, row.goal, row.detail)
+        table.add_row(row.name, f"{row.value:.3g}", row.spread, row.floor, row.goal, row.reached, row.detail)
     return table

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from blockadapt import plan
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.planning import Plan
-from blockadapt_experiments.contenders.catalogue import CONTENDERS, make_optimizer
 from blockadapt_experiments.core.config import load
 from blockadapt_experiments.experiments.registry import get_experiment
 
@@ -22,7 +21,7 @@ def plan_experiment(name: str, optimizer: str, scale: str, changes: Sequence[str
     if experiment.model is None:
         raise ValueError(f"plan: {name} has no model to plan.")
     settings = load(experiment, scale, [*changes, f"optimizers=['{optimizer}']"])
-    made = make_optimizer(optimizer, experiment.model(settings), CONTENDERS[optimizer].lr, settings.optimizer, steps=1)
+    made = settings.make_optimizer(optimizer, experiment.model(settings), settings.first_lr(optimizer), steps=1)
     if not isinstance(made, BlockOptimizer):
         raise ValueError(f"plan: `optimizer` must be one of the block methods, got {optimizer!r}.")
     return plan(made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
@@ -12,13 +13,30 @@ from blockadapt.validation import require
 from blockadapt_experiments.commands.display import duration, estimates_table, job_progress, runs_table, say
 from blockadapt_experiments.core.config import plain
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.files.atomic import write_json
+from blockadapt_experiments.files.atomic import read_json, require_directory, write_json
+from blockadapt_experiments.parts import ORIGINS
 from blockadapt_experiments.running.environment import environment
 from blockadapt_experiments.running.estimate import dry_run, total_seconds
-from blockadapt_experiments.running.records import begin_experiment
+from blockadapt_experiments.running.records import begin_experiment, joined
 from blockadapt_experiments.running.runner import Request, RunJob, check, run_jobs
 from blockadapt_experiments.running.storage import without_password
 from blockadapt_experiments.running.workers import Done, Failed, Job, work
+
+
+def carry_out(session: Session, tune: bool, storage: str | None) -> bool:
+    """Check, tune if asked, and run; returns whether all runs are finished now, and none failed.
+
+    Raises:
+        ValueError: It cannot work; nothing was written.
+    """
+    out = session.request.out
+    if storage and not tune:
+        raise ValueError("run: `storage` must be given together with --tune.")
+    found = session.check(tune)
+    require_directory("run", out)
+    data = session.begin(tune, found)
+    rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}", data) if tune else None
+    return session.run(rates)
 
 
 @dataclass(frozen=True)
@@ -57,10 +75,31 @@ class Session:
         settings = self.request.settings
         if tuned and get_experiment(self.request.experiment).objective is None:
             raise ValueError(f"run: {self.request.experiment} has no learning rate to tune; leave --tune out.")
-        apart = not tuned or not {*settings.tune.seeds} & {*settings.seeds}
-        rule = f"other seeds than those of the runs, {list(settings.seeds)}"
-        require(apart, "run", "tune.seeds", rule, list(settings.tune.seeds))
+        seeds = self._plan(tuned)["seeds"]
+        apart = not tuned or not {*settings.tune.seeds} & {*seeds}
+        require(apart, "run", "tune.seeds", f"other seeds than those of the runs, {seeds}", list(settings.tune.seeds))
         return check([job for job in run_jobs(self.request, {}) if not job.record.finished])
+
+    def _about(self, tuned: bool) -> dict[str, Any]:
+        """Give what must be the same for all that is done in the directory, but for what it may grow by."""
+        request = self.request
+        return {
+            "experiment": request.experiment,
+            "scale": request.scale,
+            "settings": plain(request.settings),
+            "code": request.code(),
+            "tune": tuned,
+        }
+
+    def _plan(self, tuned: bool) -> dict[str, Any]:
+        """Give the settings of the directory once this has joined it.
+
+        Raises:
+            ValueError: It holds other runs.
+        """
+        path, about = self.request.out / "experiment.json", self._about(tuned)
+        held = read_json(path, "run", {"settings": dict}) if path.is_file() else about
+        return joined(self.request.out, about, held)
 
     def begin(self, tuned: bool, data: Mapping[str, str]) -> Mapping[str, str]:
         """Write what will be done into the directory; returns the digests of the data that its runs have.
@@ -70,10 +109,7 @@ class Session:
         """
         request = self.request
         about = {
-            "experiment": request.experiment,
-            "scale": request.scale,
-            "settings": plain(request.settings),
-            "tune": tuned,
+            **self._about(tuned),
             **({"data_sha256": dict(data)} if data else {}),  # nothing was read where nothing is left to do
             "command": self.command,
             "environment": environment(),
@@ -97,7 +133,11 @@ class Session:
             waited.append(claimed)
 
         found = tune(self.request, storage, data, do, on_wait)
-        write_json(self.request.out / "tuned.json", found)
+        path = self.request.out / "tuned.json"
+        before = read_json(path, "run") if path.is_file() else {}
+        for arm, variants in found.items():  # what was found before holds: there are runs with it
+            variants.update(before.get(arm, {}))
+        write_json(path, {**before, **found})
         rates = {}
         for arm, variants in found.items():
             for variant, best in variants.items():
@@ -127,7 +167,9 @@ class Session:
         minutes = (time.monotonic() - start) / 60
         say(self.console, f"{finished} of {len(jobs)} runs are finished, after {minutes:.1f} min.")
         if finished:
-            say(self.console, f"`blockadapt report {self.request.out}` shows them.")
+            files = dict.fromkeys(ORIGINS[name].file for name in self.request.code() if ORIGINS[name].file)
+            load = "".join(f" --load {file}" for file in files)
+            say(self.console, f"`blockadapt report {self.request.out}{load}` shows them.")
         return finished == len(jobs) and not untuned and not failed
 
     def _say_plan(self, jobs: Sequence[RunJob]) -> None:

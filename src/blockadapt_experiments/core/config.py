@@ -7,25 +7,22 @@ written with dots: `optimizer.block_size`. Every key and every type is checked, 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import sys
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from blockadapt.validation import (
-    Described,
-    is_number,
-    refusal,
-    require,
-    require_choice,
-)
+from blockadapt.validation import Described, refusal, require, require_choice
 from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.core.experiment import Experiment
-from blockadapt_experiments.core.names import SCALES as SCALES
-from blockadapt_experiments.core.names import nearest as nearest
 from blockadapt_experiments.core.settings import Settings
+from blockadapt_experiments.core.typed import MISSING, build, keys
+from blockadapt_experiments.names import SCALES as SCALES
+from blockadapt_experiments.names import nearest as nearest
+from blockadapt_experiments.parts import NAME
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,21 +35,26 @@ Table = dict[str, Any]
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def load(experiment: Experiment[SettingsT], scale: str, changes: Sequence[str] = ()) -> SettingsT:
-    """The settings of an experiment at this scale, with these changes (`key=value`) on top.
+def load(experiment: Experiment[SettingsT], scale: str, changes: Sequence[str | Mapping[str, Any]] = ()) -> SettingsT:
+    """Read the settings of an experiment at this scale, and put these changes (`key=value`, or tables) on top.
+
+    An arm that the changes define is run too, after the optimizers, unless `optimizers` names it.
 
     Raises:
         ValueError: For an unknown scale, key or optimizer, or a value of the wrong type; the sentence names the key.
     """
     owner = experiment.name
-    require_choice(owner, "scale", scale, SCALES)
-    file = files("blockadapt_experiments") / "configs" / f"{owner}.toml"
-    tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    table = _merged(tables["defaults"], tables[scale])
-    known = {*CONTENDERS, *table.get("optimizers", ())}
+    tables = _tables(experiment)
+    require_choice(owner, "scale", scale, [name for name in SCALES if name in tables])
+    table = _merged(dict(tables.get("defaults", {})), dict(tables[scale]))
+    own, shipped = {*table.get("optimizers", ())}, {*table.get("arms", ())}
     for change in changes:
-        table = _merged(table, _parsed(owner, change))
+        table = _merged(table, _parsed(owner, change) if isinstance(change, str) else nested(change))
     settings: SettingsT = build(owner, experiment.config, table, keys(experiment.config))
+    new = [arm for arm in settings.arms if arm not in shipped and arm not in settings.optimizers]
+    if new:
+        settings = dataclasses.replace(settings, optimizers=(*settings.optimizers, *new))
+    known = {*CONTENDERS, *own, *settings.arms}
     for key, names in (("optimizers", settings.optimizers), ("lr", settings.lr)):
         for name in names:
             if name not in known:
@@ -61,7 +63,60 @@ def load(experiment: Experiment[SettingsT], scale: str, changes: Sequence[str] =
     return settings
 
 
-NOT_VARIED = ("optimizers", "seeds", "lr", "tune", "variants")
+def _tables(experiment: Experiment[Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Read the settings at all scales."""
+    if experiment.scales is not None:
+        return experiment.scales
+    file = files("blockadapt_experiments") / "configs" / f"{experiment.name}.toml"
+    tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))
+    return tables
+
+
+def scales_of(experiment: Experiment[Any]) -> list[str]:
+    """List the scales that an experiment has."""
+    return [scale for scale in SCALES if scale in _tables(experiment)]
+
+
+def nested(table: Mapping[str, Any]) -> Table:
+    """Turn dotted keys into nested tables.
+
+    >>> nested({"optimizer.block_size": 25, "epochs": 3})
+    {'optimizer': {'block_size': 25}, 'epochs': 3}
+    """
+    found: Table = {}
+    for key, entry in table.items():
+        value = nested(entry) if isinstance(entry, Mapping) else entry
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        found = _merged(found, value)
+    return found
+
+
+def arm_changes(arms: Iterable[str]) -> Iterator[str]:
+    """Turn arms as they are typed, `name=optimizer,key=value,…`, into changes of settings.
+
+    >>> list(arm_changes(["b25=block-adam,block_size=25,label=Blocks, large"]))
+    ['arms.b25.optimizer="block-adam"', 'arms.b25.block_size=25', 'arms.b25.label=Blocks, large']
+
+    Raises:
+        ValueError: An arm is not of this form, or two have one name.
+    """
+    seen: set[str] = set()
+    for arm in arms:
+        name, equals, rest = arm.partition("=")
+        optimizer, *settings = re.split(r",(?=[^,=]*=)", rest)
+        ok = bool(equals) and re.fullmatch(NAME, name) and bool(optimizer) and "," not in optimizer
+        require(bool(ok), "run", "arm", "name=optimizer,key=value,… with a name of letters, digits, - and _", arm)
+        require(name not in seen, "run", "arm", "given once for each name", arm)
+        seen.add(name)
+        yield f"arms.{name}.optimizer={json.dumps(optimizer.strip())}"
+        yield from (f"arms.{name}.{setting.strip()}" for setting in settings)
+
+
+LISTS = ("optimizers", "seeds", "variants")
+"""What a folder may get more of."""
+
+NOT_VARIED = ("optimizers", "arms", "seeds", "lr", "tune", "variants")
 """What is the same for all variants: it says which runs there are."""
 
 
@@ -79,6 +134,40 @@ def varied(settings: SettingsT, variant: str) -> SettingsT:
         table = _merged(table, parsed)
     varied: SettingsT = build("variant", type(settings), table, keys(type(settings)))
     return varied
+
+
+PLAN = ("optimizers", "seeds", "lr", "tune", "variants", "arms")
+"""What says which runs there are, and nothing about any one of them, but for the run's own arm."""
+
+
+def run_settings(settings: Mapping[str, Any], arm: str) -> dict[str, Any]:
+    """Pick what a run of this arm depends on from plain settings. The learning rate, which may be tuned, is apart."""
+    shared = {key: value for key, value in settings.items() if key not in PLAN}
+    own = settings.get("arms", {}).get(arm)
+    return {**shared, "arms": {arm: own}} if own else shared
+
+
+def grown(before: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Join the plain settings of two commands for one folder: the optimizers, arms, seeds and variants of both.
+
+    Raises:
+        ValueError: Anything else differs, or what both have; the sentence names the key, and where it is otherwise.
+    """
+    both = {*before.get("optimizers", ())} & {*ours.get("optimizers", ())}
+
+    def rest(settings: Mapping[str, Any]) -> dict[str, Any]:
+        """All that must be the same."""
+        arms = {name: table for name, table in settings.get("arms", {}).items() if name in both}
+        lr = {name: rate for name, rate in settings.get("lr", {}).items() if name in both}
+        kept = {key: value for key, value in settings.items() if key not in PLAN or key == "tune"}
+        return {**kept, "arms": arms, "lr": lr}
+
+    different = first_difference(rest(ours), rest(before))
+    if different:
+        raise ValueError(refusal("run", different.key, f"{different.theirs!r} as in {where}", different.ours))
+    lists = {key: [*dict.fromkeys([*before[key], *ours.get(key, ())])] for key in LISTS if key in before}
+    tables = {key: {**before.get(key, {}), **ours[key]} for key in ("arms", "lr") if ours.get(key)}
+    return {**before, **lists, **tables}
 
 
 def plain(settings: Any) -> dict[str, Any]:
@@ -101,9 +190,6 @@ class Difference(typing.NamedTuple):
     key: str
     ours: Any
     theirs: Any
-
-
-MISSING = Described("nothing")
 
 
 def first_difference(ours: Any, theirs: Any, key: str = "") -> Difference | None:
@@ -137,96 +223,10 @@ def _merged(below: Table, above: Table) -> Table:
 def _parsed(owner: str, change: str) -> Table:
     """`a.b=value` as nested tables; the value as TOML if it is that, else as it stands."""
     key, equals, text = change.partition("=")
-    parts = key.strip().split(".")
-    require(bool(equals) and all(parts), owner, "set", "key=value", change)
+    require(bool(equals) and all(key.strip().split(".")), owner, "set", "key=value", change)
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         document = {}
     value = document["value"] if document.keys() == {"value"} else text.strip()
-    for part in reversed(parts):
-        value = {part: value}
-    return typing.cast(Table, value)
-
-
-def keys(config: Any, prefix: str = "") -> list[str]:
-    """Every key that a settings class has, dotted."""
-    found = []
-    for name, hint in typing.get_type_hints(config).items():
-        if name in config.__dataclass_fields__:
-            below = keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else []
-            found += below or [prefix + name]
-    return found
-
-
-def build(owner: str, config: Any, table: Mapping[str, Any], known: Sequence[str], prefix: str = "") -> Any:
-    """An instance of this settings class, from a table whose keys and types are checked on the way."""
-    hints = {name: typing.get_type_hints(config)[name] for name in config.__dataclass_fields__}
-    for name in table:
-        if name not in hints:
-            key = prefix + name
-            raise ValueError(f"{owner}: there is no setting `{key}`; the nearest is `{nearest(key, known)}`.")
-    values = {}
-    for name, value in table.items():
-        key = prefix + name
-        if dataclasses.is_dataclass(hints[name]):
-            require(isinstance(value, dict), owner, key, "a table", value)
-            values[name] = build(owner, hints[name], value, known, f"{key}.")
-        else:
-            values[name] = _converted(owner, key, hints[name], value)
-    missing = [
-        f"{prefix}{entry.name}"
-        for entry in dataclasses.fields(config)
-        if entry.name not in values
-        and entry.default is dataclasses.MISSING
-        and entry.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise ValueError(refusal(owner, missing[0], "given", MISSING))
-    return config(**values)
-
-
-_SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
-    bool: ("true or false", lambda value: isinstance(value, bool)),
-    int: ("an integer", lambda value: isinstance(value, int) and not isinstance(value, bool)),
-    float: ("a number", is_number),
-    str: ("a string", lambda value: isinstance(value, str)),
-}
-
-
-def _converted(owner: str, key: str, hint: Any, value: Any) -> Any:
-    """The value as this type has it; a list becomes a tuple, an integer a float where a float is asked for."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _converted_union(owner, key, arguments, value)
-    if origin is Literal:
-        require_choice(owner, key, value, arguments)
-        return value
-    if origin is tuple:
-        require(isinstance(value, list), owner, key, "a list", value)
-        entries = arguments[:1] * len(value) if arguments[-1] is ... else arguments
-        require(len(value) == len(entries), owner, key, f"a list of {len(entries)}", value)
-        return tuple(_converted(owner, key, entry, item) for entry, item in zip(entries, value, strict=True))
-    if origin is dict:
-        require(isinstance(value, dict), owner, key, "a table", value)
-        return {name: _converted(owner, f"{key}.{name}", arguments[1], entry) for name, entry in value.items()}
-    rule, fits = _SCALARS[hint]
-    require(fits(value), owner, key, rule, value)
-    if hint is int:
-        require(-(2**63) <= value < 2**63, owner, key, "in [-2⁶³, 2⁶³)", value)
-    return float(value) if hint is float else value
-
-
-def _converted_union(owner: str, key: str, choices: Sequence[Any], value: Any) -> Any:
-    """The first type of the union that takes the value. TOML has no null: "none" stands for None."""
-    if type(None) in choices and value in (None, "none"):
-        return None
-    problem: ValueError | None = None
-    for choice in choices:
-        if choice is not type(None):
-            try:
-                return _converted(owner, key, choice, value)
-            except ValueError as error:
-                problem = problem or error
-    assert problem is not None
-    raise problem
+    return nested({key.strip(): value})

@@ -2,11 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from blockadapt.validation import require, require_integer, require_number
-from blockadapt_experiments.contenders.catalogue import OptimizerSettings
+from torch import nn
+from torch.optim import Optimizer
+
+from blockadapt.validation import Described, require, require_integer, require_number
+from blockadapt_experiments.contenders.catalogue import CONTENDERS, OptimizerSettings, find_contender, make_optimizer
+from blockadapt_experiments.core.typed import converted
+from blockadapt_experiments.names import nearest
+from blockadapt_experiments.parts import NAME
+
+
+class Arm(NamedTuple):
+    """What one name in an experiment stands for: an optimizer and the settings that it has of its own.
+
+    Attributes:
+        optimizer: The name of its contender.
+        changes: The settings that differ from those that all share, and from the contender's own.
+        lr: Its learning rate where none was tuned; None for the contender's.
+    """
+
+    optimizer: str
+    changes: Mapping[str, Any]
+    lr: float | None = None
+
+
+def read_arm(name: str, table: Mapping[str, Any]) -> Arm:
+    """Read an arm from its table: `optimizer`, `lr`, `label`, and any setting of that optimizer.
+
+    Raises:
+        ValueError: It cannot be; the sentence names the setting, and the nearest one if there is none such.
+    """
+    key = f"arms.{name}"
+    require(bool(re.fullmatch(NAME, name)), "settings", key, "a name of letters, digits, - and _", Described(name))
+    require(name not in CONTENDERS, "settings", key, "another name than that of an optimizer", Described(name))
+    require("optimizer" in table, "settings", f"{key}.optimizer", "given", Described("nothing"))
+    optimizer = converted("settings", f"{key}.optimizer", str, table["optimizer"])
+    contender = find_contender(key, optimizer)
+    hints = {**contender.types, "lr": float, "label": str}
+    found: dict[str, Any] = {}
+    for setting, value in table.items():
+        if setting == "optimizer":
+            continue
+        if setting not in hints:
+            near = nearest(setting, hints)
+            raise ValueError(f"{key}: {optimizer} has no setting `{setting}`; the nearest is `{near}`.")
+        found[setting] = converted("settings", f"{key}.{setting}", hints[setting], value)
+    found.pop("label", None)
+    lr = found.pop("lr", None)
+    if lr is not None:
+        require_number("settings", f"{key}.lr", lr, above=0)
+    return Arm(optimizer, found, lr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +87,18 @@ class Settings:
     """What every experiment lets a user choose; each has its own class below this one.
 
     Attributes:
-        optimizers: Names of the contenders, in the order in which they are shown.
+        optimizers: Who is compared, in the order in which they are shown: names of optimizers and of `arms`.
         seeds: One run of each optimizer for each.
-        lr: Learning rate by optimizer; where a name is missing, the contender's recommended one.
-        optimizer: What the contenders are made with.
+        arms: Optimizers with settings of their own, by a name of their own: a table with `optimizer`, and with `lr`,
+            `label` and any `optimizer.*` that this one has for itself.
+        lr: Learning rate by name; where a name is missing, the arm's own or the contender's recommended one.
+        optimizer: What the contenders are made with, but for what an arm has of its own.
         tune: How `--tune` finds learning rates.
     """
 
     optimizers: tuple[str, ...]
     seeds: tuple[int, ...]
+    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
     lr: dict[str, float] = field(default_factory=dict)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     tune: TuneSettings = field(default_factory=TuneSettings)
@@ -57,6 +110,25 @@ class Settings:
         _require_seeds("settings", self.seeds)
         for name, lr in self.lr.items():
             require_number("settings", f"lr.{name}", lr, above=0)
+        for name, table in self.arms.items():
+            arm = read_arm(name, table)
+            known = OptimizerSettings.__dataclass_fields__
+            replace(self.optimizer, **{key: value for key, value in arm.changes.items() if key in known})  # checks them
+
+    def arm(self, name: str) -> Arm:
+        """Tell what this name stands for: one of `arms`, or an optimizer as all share its settings."""
+        return read_arm(name, self.arms[name]) if name in self.arms else Arm(name, {})
+
+    def first_lr(self, name: str) -> float:
+        """Give the learning rate where none was tuned; 0 for what is no optimizer."""
+        arm = self.arm(name)
+        usual = CONTENDERS[arm.optimizer].lr if arm.optimizer in CONTENDERS else 0.0
+        return self.lr.get(name, usual if arm.lr is None else arm.lr)
+
+    def make_optimizer(self, name: str, model: nn.Module, lr: float, steps: int) -> Optimizer:
+        """Make the optimizer that this name stands for; see `contenders.catalogue.make_optimizer`."""
+        arm = self.arm(name)
+        return make_optimizer(arm.optimizer, model, lr, self.optimizer, steps, arm.changes)
 
 
 @dataclass(frozen=True, kw_only=True)

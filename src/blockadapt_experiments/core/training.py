@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
+from torch.optim import Optimizer
 
 from blockadapt.validation import require, require_integer
-from blockadapt_experiments.contenders.catalogue import LOST, OptimizerSettings, make_optimizer
+from blockadapt_experiments.contenders.catalogue import LOST
 from blockadapt_experiments.contenders.memory import state_bytes_of
 from blockadapt_experiments.contenders.schedules import BatchSettings, ScheduleSettings, make_schedule
 from blockadapt_experiments.data.examples import Examples
@@ -66,6 +67,14 @@ class TrainingSettings:
         return [math.ceil(examples / self.batch.batch_size(epoch)) for epoch in range(self.epochs)]
 
 
+class MakeOptimizer(Protocol):
+    """Makes an optimizer for a model that will take so many steps."""
+
+    def __call__(self, model: nn.Module, /, *, steps: int) -> Optimizer:
+        """Make it."""
+        ...
+
+
 class Work(NamedTuple):
     """What a run will do in all: steps of the optimizer, and minibatches that it only measures on."""
 
@@ -88,8 +97,14 @@ def hold_out(train: Examples, test: Examples, settings: TrainingSettings, tuning
         ValueError: The settings ask for more images than there are, or for so few that none can be held out.
     """
     for name, examples in (("train_examples", train), ("test_examples", test)):
-        wanted = getattr(settings, name, len(examples))  # settings of an experiment on a part of its images
-        require(wanted <= len(examples), "training", name, f"at most {len(examples)}, as many as there are", wanted)
+        wanted = getattr(settings, name, None)  # settings of an experiment on a part of its images
+        require(
+            wanted is None or wanted <= len(examples),
+            "training",
+            name,
+            f"at most {len(examples)}, as many as there are",
+            wanted,
+        )
     held_out = {} if tuning else {"test": test}
     if tuning or settings.schedule.kind == "dev":
         count = max(1, round(settings.validation_fraction * len(train)))
@@ -109,9 +124,7 @@ class Classification:
         model: Makes the model.
         sets: The data, images in any type that `prepare` takes.
         settings: How to train.
-        arm: Name of the optimizer.
-        lr: Its learning rate.
-        optimizer: All else about it.
+        optimizer: Makes the optimizer for the model and so many `steps`.
         seed: Of initial weights, order of minibatches and changes to images.
         prepare: Turns a batch of images into what the model takes.
         augment: Changes a batch of images at random, by this generator.
@@ -126,9 +139,7 @@ class Classification:
         model: Callable[[], nn.Module],
         sets: Sets,
         settings: TrainingSettings,
-        arm: str,
-        lr: float,
-        optimizer: OptimizerSettings,
+        optimizer: MakeOptimizer,
         seed: int,
         prepare: Callable[[Tensor], Tensor],
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
@@ -145,7 +156,7 @@ class Classification:
         steps = settings.steps(len(sets.train))
         measured = sum(map(len, self._measured().values())) / settings.batch.size
         self.work = Work(sum(steps), settings.epochs * measured)
-        self.optimizer = make_optimizer(arm, self.model, lr, optimizer, sum(steps))
+        self.optimizer = optimizer(self.model, steps=sum(steps))
         self.schedule = make_schedule(settings.schedule, self.optimizer, settings.epochs, steps[0])
         self.order = torch.Generator().manual_seed(order)
         self.changes = torch.Generator().manual_seed(changes)

@@ -31,11 +31,13 @@ from blockadapt.optimizers import BlockOptimizer
 from blockadapt.validation import require_choice, require_integer
 from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.claims.verdicts import BySeed, ratio_words, together
+from blockadapt_experiments.contenders.catalogue import make_optimizer
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.core.training import Classification, Sets, TrainingSettings
 from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.data.images import load_images
+from blockadapt_experiments.drawing.colours import STYLES
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import Metric, Outcome, Row, RunKey
@@ -92,7 +94,7 @@ class TermsSettings(Settings, TrainingSettings):
 
 
 def mlp(inputs: int) -> nn.Sequential:
-    """inputs-100-10 with ReLU; 79,510 parameters for 784 inputs."""
+    """Build inputs-100-10 with ReLU; 79,510 parameters for 784 inputs."""
     return nn.Sequential(
         OrderedDict(
             flatten=nn.Flatten(),
@@ -111,13 +113,12 @@ class TermsTask:
         train = Examples(train.images[: settings.train_examples], train.labels[: settings.train_examples])
         arm = ARMS[key.arm]
         self._norm = "term_b_nuclear" if arm.diagonal else "term_b_spectral"
+        shared = replace(settings.optimizer, grouping="diagonal") if arm.diagonal else settings.optimizer
         self._training = Classification(
             model=partial(mlp, train.images[0].numel()),
             sets=Sets(train, {}),
             settings=settings,
-            arm=arm.contender,
-            lr=lr,
-            optimizer=replace(settings.optimizer, grouping="diagonal") if arm.diagonal else settings.optimizer,
+            optimizer=partial(make_optimizer, arm.contender, lr=lr, settings=shared),
             seed=key.seed,
             prepare=_scaled,
         )
@@ -135,11 +136,11 @@ class TermsTask:
         return list(rows.values())
 
     def outcome(self) -> Outcome:
-        """What the training leaves, but for the weights."""
+        """Return what the training leaves, but for the weights."""
         return Outcome(self._training.outcome().numbers, {})
 
     def state_dict(self) -> dict[str, Any]:
-        """The training, and where the recorder is."""
+        """Return the training, and where the recorder is."""
         return {"training": self._training.state_dict(), "recorder": self._recorder.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -149,7 +150,7 @@ class TermsTask:
 
 
 def term_rows(history: Iterable[dict[str, Any]], norm: str) -> list[Row]:
-    """A row for each recorded step: the terms of each layer and of all, with B in the paper's norm for this arm.
+    """Make a row for each recorded step: the terms of each layer and of all, with B in the paper's norm for this arm.
 
     Args:
         history: The recorder's rows, one for each parameter and step.
@@ -191,7 +192,7 @@ MUCH = 10.0
 
 
 def _mean_log(summary: Summary, arm: str, key: str) -> BySeed:
-    """The mean over the recorded steps of the logarithm, by seed; nan where a value is not positive."""
+    """Compute the mean logarithm over the recorded steps, by seed; nan where a value is not positive."""
     found = {}
     for run in summary.of(arm):
         values = run.series("step", key).values
@@ -202,7 +203,7 @@ def _mean_log(summary: Summary, arm: str, key: str) -> BySeed:
 
 
 def _log_ratios(summary: Summary, term: str) -> dict[str, np.ndarray]:
-    """Block over diagonal, by family and layer, over the seeds that both have."""
+    """Compute log(block / diagonal), by family and layer, over the seeds that both have."""
     found = {}
     for block, diagonal in PAIRS:
         for layer in LAYERS:
@@ -226,17 +227,17 @@ def _judge(summary: Summary, term: str, similar: bool) -> Verdict:
 
 
 def judge_term_a(summary: Summary) -> Verdict:
-    """Whether Term A has a similar scale."""
+    """Judge whether Term A has a similar scale."""
     return _judge(summary, "term_a", similar=True)
 
 
 def judge_term_b(term: str, summary: Summary) -> Verdict:
-    """Whether Term B is much smaller, in this norm."""
+    """Judge whether Term B is much smaller, in this norm."""
     return _judge(summary, term, similar=False)
 
 
 def draw_terms(summary: Summary, directory: Path) -> Sequence[Path]:
-    """A column for each layer, a row for each term: means over seeds."""
+    """Draw means over seeds, a column for each layer and a row for each term."""
     figure = Figure(figsize=(10, 11), dpi=150, layout="constrained")
     figure.suptitle(
         "Terms of Theorem 1 while the network learns, blocks against diagonals; mean over seeds", fontsize=11
@@ -247,7 +248,7 @@ def draw_terms(summary: Summary, directory: Path) -> Sequence[Path]:
             for arm in summary.arms:
                 curve = summary.curve(arm, f"{term}.{layer}")
                 if curve.x.size:
-                    panel.plot(curve.x, curve.band().mean, label=summary.label(arm), linewidth=1, **STYLES[arm])
+                    panel.plot(curve.x, curve.band().mean, label=summary.label(arm), linewidth=1, **STYLES[arm].line())
             panel.set_yscale("log")
             panel.set_title(f"{label}\n{layer}", fontsize=9)
             panel.grid(axis="y", color="#E0E0E0", linewidth=0.6)
@@ -258,14 +259,6 @@ def draw_terms(summary: Summary, directory: Path) -> Sequence[Path]:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(ARMS), frameon=False)
     return [write_png(figure, directory / "terms.png")]
 
-
-STYLES: dict[str, dict[str, Any]] = {
-    "paper-adam": {"color": "#D55E00", "linestyle": "-"},
-    "block-adam": {"color": "#0072B2", "linestyle": "-"},
-    "rmsprop": {"color": "#E69F00", "linestyle": "--"},
-    "block-rmsprop": {"color": "#56B4E9", "linestyle": "--"},
-}
-"""Okabe and Ito's colours: warm for diagonals, cold for blocks."""
 
 TERMS_EXPERIMENT = Experiment(
     name="terms",

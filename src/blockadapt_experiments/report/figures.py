@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from blockadapt_experiments.drawing.colours import COLOURS, DASHES
+from blockadapt_experiments.drawing.colours import Style, style_of
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.measurements import Metric
 from blockadapt_experiments.results.summary import Band, Curve, Summary
@@ -51,7 +51,7 @@ def _figure(summary: Summary, metric: Metric, curves: dict[tuple[str, str], Curv
         for number, arm in enumerate(summary.arms):
             diverged = summary.diverged(arm, variant)
             label = f"{summary.label(arm)} ({diverged} diverged)" if diverged else summary.label(arm)
-            _draw_curve(panel, curves[arm, variant], label, number, banded=not diverged)
+            _draw_curve(panel, curves[arm, variant], label, style_of(arm, number), banded=not diverged)
         panel.set_title(variant, fontsize=10)
         panel.set_xlabel(summary.experiment.axis)
         panel.xaxis.set_major_locator(MaxNLocator(integer=summary.experiment.axis in ("epoch", "step")))
@@ -68,16 +68,16 @@ def _figure(summary: Summary, metric: Metric, curves: dict[tuple[str, str], Curv
     return figure
 
 
-def _draw_curve(panel: Any, curve: Curve, label: str, number: int, banded: bool) -> None:
+def _draw_curve(panel: Any, curve: Curve, label: str, style: Style, banded: bool) -> None:
     """A mean and its band; an interval around a diverged seed would cover all others."""
     band = curve.band()
     width = 1.6 if curve.x.size <= 500 else 0.8  # where points are denser than pixels, noise makes a line thick
-    style = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)], "linewidth": width}
+    look = {**style.line(), "linewidth": width}
     marker = "o" if np.isfinite(band.mean).sum() == 1 else ""  # one point makes no line
-    panel.plot(curve.x, band.mean, label=label, marker=marker, **style)
+    panel.plot(curve.x, band.mean, label=label, marker=marker, **look)
     if banded:
         low, high = band.mean - band.half, band.mean + band.half
-        panel.fill_between(curve.x, low, high, color=style["color"], alpha=0.15, lw=0)
+        panel.fill_between(curve.x, low, high, color=look["color"], alpha=0.15, lw=0)
 
 
 def _set_scale(summary: Summary, panel: Any, metric: Metric, curves: dict[tuple[str, str], Curve]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blockadapt.validation import refusal
+from blockadapt_experiments.contenders.catalogue import arm_label
 from blockadapt_experiments.core.config import flat, load
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.experiments.registry import get_experiment
@@ -47,6 +48,7 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
         seeds=_in_order(settings["seeds"], (run.key.seed for run in runs)),
         runs=runs,
         tuned=read_json(tuned, "report") if tuned.is_file() else {},
+        labels={name: arm_label(name, table) for name, table in settings.get("arms", {}).items()},
     )
 
 
@@ -56,7 +58,16 @@ def recorded_experiment(out: Path) -> Experiment[Any]:
     Raises:
         ValueError: If that is no directory of an experiment, or of one that is not known.
     """
-    return get_experiment(_read_head(out)["experiment"])
+    return get_experiment(recorded_name(out))
+
+
+def recorded_name(out: Path) -> str:
+    """The name of the experiment in a directory.
+
+    Raises:
+        ValueError: If that is no directory of an experiment.
+    """
+    return str(_read_head(out)["experiment"])
 
 
 def _read_head(out: Path) -> Any:

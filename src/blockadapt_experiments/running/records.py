@@ -26,7 +26,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from blockadapt.validation import refusal
-from blockadapt_experiments.core.config import first_difference
+from blockadapt_experiments.core.config import first_difference, grown, run_settings
 from blockadapt_experiments.files.atomic import atomic, read_json, write_json
 from blockadapt_experiments.files.checked import is_whole, sha256_of, write_checked
 from blockadapt_experiments.results.measurements import Outcome, Row, RunKey
@@ -34,12 +34,15 @@ from blockadapt_experiments.results.recorded_runs import NOTES, read_result
 
 
 def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `experiment.json`, or make sure that the one that is there says the same; returns the one that holds.
+    """Write `experiment.json`, or join this with the one that is there; returns the one that holds.
+
+    A directory may grow: more optimizers, arms, seeds and variants join those that it has. All commands that it grew by
+    are kept, a line each.
 
     Args:
         out: The directory of the experiment.
-        about: Its name, scale, settings, data and whether learning rates are tuned, which must not change; and the
-            command and the environment, of which the first are kept.
+        about: Its name, scale, settings, data and whether learning rates are tuned, which must not change but for what
+            it may grow by; the command; and the environment, of which the first is kept.
 
     Raises:
         ValueError: The directory holds other runs; the sentence names the first key that differs.
@@ -49,15 +52,37 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         if not path.exists():
             write_json(path, about)
             return dict(about)
-        before = read_json(path, "run")
-        _require_same(about, before, f"the runs in {out}")
-        return before
+        before = read_json(path, "run", {"settings": dict})
+        settings = joined(out, about, before)
+        if settings == before["settings"]:
+            return before
+        lines = dict.fromkeys([*str(before.get("command", "")).splitlines(), str(about["command"])])
+        code = {**before.get("code", {}), **about.get("code", {})}
+        now = {**before, "settings": settings, "code": code, "command": "\n".join(filter(None, lines))}
+        write_json(path, now)
+        return now
+
+
+def joined(out: Path, about: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the settings of a directory once this has joined it.
+
+    Raises:
+        ValueError: It holds other runs; the sentence names the first key that differs.
+    """
+    where = f"the runs in {out}"
+    others = {key: value for key, value in about.items() if key not in ("settings", "code", "command", "environment")}
+    _require_same(others, before, where)
+    codes = [each.get("code", {}) for each in (about, before)]
+    both = codes[0].keys() & codes[1].keys()
+    ours, theirs = ({"code": {name: code[name] for name in sorted(both)}} for code in codes)
+    _require_same(ours, theirs, where)
+    return grown(before["settings"], about["settings"], where)
 
 
 def _require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Compare all but what may change: the command and the environment; and what a record of old does not have."""
+    """Compare what both have: a record of old may lack something."""
     for name in ours:
-        if name in ("command", "environment") or name not in theirs:
+        if name not in theirs:
             continue
         key = "" if name == "settings" else name
         different = first_difference(ours[name], theirs.get(name), key)
@@ -126,7 +151,11 @@ class RunRecord:
         if before is None:
             write_json(self._about, about)
         else:
-            _require_same(about, before, f"what {self.key.label} was begun with")
+            ours, theirs = (
+                {**run, "environment": None, "settings": run_settings(run.get("settings", {}), self.key.arm)}
+                for run in (about, before)
+            )
+            _require_same(ours, theirs, f"what {self.key.label} was begun with")
 
     def resume(self) -> tuple[dict[str, Any] | None, list[str]]:
         """The last checkpoint that can be trusted, all files cut back to it; None to begin at the beginning.

@@ -35,7 +35,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from blockadapt import __version__
 from blockadapt.validation import refusal
-from blockadapt_experiments.core.config import plain
+from blockadapt_experiments.core.config import plain, run_settings
 from blockadapt_experiments.core.settings import TuneSettings
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import Row, RunKey
@@ -106,7 +106,9 @@ class TrialJob:
 
         They depend on code and threads a little too: each trial keeps with which it was made.
         """
-        settings = {**plain(self.request.settings), "optimizers": None, "seeds": None, "lr": None, "": self.data}
+        everything = plain(self.request.settings)
+        made = {"tune": everything["tune"], "": self.data, "code": self.request.code(self.arm)}
+        settings = {**run_settings(everything, self.arm), **made}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         parts = (self.request.experiment, self.request.scale, self.arm, self.variant, digest)
         return optuna.create_study(

@@ -8,16 +8,13 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
 import blockadapt
-from blockadapt_experiments.__main__ import main
 from blockadapt_experiments.commands.contents import CONTENTS
 from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.core.config import SCALES, keys
@@ -25,46 +22,10 @@ from blockadapt_experiments.data.images import load_images
 from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.running.environment import available_cores
-from blockadapt_experiments.running.runner import warm_up
+from support.commands import Command, tiny
 from support.disk import full_disk, posix
 from support.images import write_images
-from support.laboratory import COMMAND, ENVIRONMENT, finished, run_command, wait_until
-
-
-class Said(NamedTuple):
-    """What a command wrote, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Said]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    warm_up()  # a kernel that is compiled says so, where a test reads what a command says
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command in this process."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["blockadapt", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        written = capsys.readouterr()
-        return Said(int(stop.value.code or 0), written.out, written.err)
-
-    return call
-
-
-def tiny(out: Path, *changes: str, options: Sequence[str] = ()) -> list[str]:
-    """The arguments of a tiny run."""
-    return run_command(out, *changes, options=options)[len(COMMAND) :]
+from support.laboratory import ENVIRONMENT, finished, run_command, wait_until
 
 
 def test_list_names_every_experiment(command: Command) -> None:
@@ -91,7 +52,7 @@ def test_list_shows_optimizers_and_settings(command: Command) -> None:
     said = command("list", "--settings", "mnist-lenet300")
     shown = {line.split()[0]: line for line in said.out.splitlines() if line.split()}
     experiment = get_experiment("mnist-lenet300")
-    assert {*keys(experiment.config)} - {"lr"} <= shown.keys()
+    assert {*keys(experiment.config)} - {"lr", "arms"} <= shown.keys()
     assert shown["epochs"].split() == ["epochs", "2", "20", "100"]
     said = command("list", "--settings", "mnist-lenet30")
     assert said == (2, "", "blockadapt: there is no experiment 'mnist-lenet30'; the nearest is 'mnist-lenet300'.\n")
@@ -236,7 +197,7 @@ def test_changed_settings_are_refused_by_their_key(command: Command, tmp_path: P
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for change, sentence in (
         ("batch.size=49", "run: `batch.size` must be 48 as in the runs in {out}, got 49."),
-        ("seeds=[0, 1]", "run: `seeds` must be [0] as in the runs in {out}, got [0, 1]."),
+        ("tune.trials=4", "run: `tune.trials` must be 3 as in the runs in {out}, got 4."),
     ):
         said = command(*tiny(out, "optimizers=['sgd']", change))
         assert said == (2, "", sentence.format(out=out) + "\n")

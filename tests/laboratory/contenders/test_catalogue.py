@@ -30,7 +30,8 @@ Rule = Callable[[State, Array, Array, int, float], Array]
 
 NAMES = [
     "sgd", "adam", "adamw", "amsgrad", "paper-adam", "rmsprop", "adagrad", "adadelta", "nadam", "adabound", "amsbound",
-    "yogi", "soap", "muon", "shampoo", "ggt", "block-adam", "block-adam-clip", "block-adamw", "block-amsgrad",
+    "yogi", "soap", "muon", "shampoo", "ggt", "block-adam", "block-adam-clip", "block-adam-auto-clip", "block-adamw",
+    "block-amsgrad",
     "block-rmsprop", "block-rmsprop-clip", "block-adagrad", "block-adafom", "full-adagrad",
 ]  # fmt: skip
 
@@ -50,6 +51,7 @@ SETTINGS: dict[str, Any] = {
     "decoupled_weight_decay": DECOUPLED,
     "final_lr": FINAL,
     "clip_progress": PROGRESS,
+    "auto_clip_progress": PROGRESS,
     "block_size": 4,
 }
 
@@ -259,6 +261,7 @@ def test_a_baseline_follows_its_published_rule(name: str, changes: State, rule: 
 BLOCK_RULES: list[tuple[str, Kind, dict[str, Any]]] = [
     ("block-adam", "adam", {}),
     ("block-adam-clip", "adam", {"clip": (FINAL, GAMMA)}),
+    ("block-adam-auto-clip", "adam", {"clip": ("auto", GAMMA)}),
     ("block-adamw", "adamw", {"weight_decay": DECOUPLED}),
     ("block-amsgrad", "adam", {"amsgrad": True}),
     ("block-rmsprop", "rmsprop", {"betas": (0.0, RMS)}),
@@ -274,20 +277,27 @@ BLOCK_RULES: list[tuple[str, Kind, dict[str, Any]]] = [
 def test_a_block_method_follows_its_rule_in_the_blocks_of_each_layer(
     name: str, kind: Kind, options: dict[str, Any], correct: bool
 ) -> None:
-    """W[6, 4] in runs of 4 and 2 down its columns, the bias in chunks of 4 and 2. Only Adam has a bias correction."""
+    """W[6, 4] in runs of 4 and 2 down its columns, the bias in chunks of 4 and 2. Only Adam has a bias correction.
+
+    Weight and bias are param groups of their own, and so have an oracle each, but where one block is over both.
+    """
     torch.manual_seed(3)
     layer = nn.Linear(4, 6).double()
     params = list(layer.parameters())
-    blocks = [*input_blocks((6, 4), 4), *runs(range(24, 30), 4)] if name != "full-adagrad" else [list(range(30))]
     shared: dict[str, Any] = {"lr": LR, "betas": (BETA1, BETA2), "eps": EPS, "weight_decay": DECAY}
-    start = np.concatenate([x.reshape(-1) for x in arrays(params)])
     correction = {"bias_correction": correct and kind in ("adam", "adamw")}
-    oracle = DenseOracle(start, blocks, kind, **{**shared, **correction, **options})
+    start = np.concatenate([x.reshape(-1) for x in arrays(params)])
+    parts = [(slice(0, 24), input_blocks((6, 4), 4)), (slice(24, 30), runs(range(6), 4))]
+    if name == "full-adagrad":
+        parts = [(slice(0, 30), [list(range(30))])]
+    oracles = [DenseOracle(start[part], cut, kind, **{**shared, **correction, **options}) for part, cut in parts]
     settings = OptimizerSettings(**SETTINGS, bias_correction=correct)
     for t, grads, found in steps_of(make_optimizer(name, layer, LR, settings, STEPS), params):
-        oracle.lr = lr_at(t)
-        oracle.step(np.concatenate([g.reshape(-1) for g in grads]))
-        np.testing.assert_allclose(np.concatenate([x.reshape(-1) for x in found]), oracle.x, rtol=1e-8, atol=1e-9)
+        g, x = (np.concatenate([each.reshape(-1) for each in arrays_]) for arrays_ in (grads, found))
+        for oracle, (part, _) in zip(oracles, parts, strict=True):
+            oracle.lr = lr_at(t)
+            oracle.step(g[part])
+            np.testing.assert_allclose(x[part], oracle.x, rtol=1e-8, atol=1e-9)
 
 
 def test_each_kind_of_layer_has_its_own_grouping() -> None:
@@ -455,7 +465,7 @@ RESUMED: dict[str, OptimizerSettings] = {
     "changed": OptimizerSettings(
         **{**SETTINGS, "block_size": 2}, bias_correction=True, refresh_every=3, nesterov=True, ggt_window=4
     ),
-    "closing": OptimizerSettings(clip_progress=400.0),
+    "closing": OptimizerSettings(clip_progress=400.0, auto_clip_progress=400.0),
 }
 END = 16
 
@@ -513,7 +523,7 @@ def test_the_table_has_every_contender_under_its_own_name() -> None:
     assert [contender.name for contender in CONTENDERS.values()] == NAMES
     assert len({contender.label for contender in CONTENDERS.values()}) == len(NAMES)
     assert {name for name in NAMES if CONTENDERS[name].clipped} == {
-        "adabound", "amsbound", "block-adam-clip", "block-rmsprop-clip"
+        "adabound", "amsbound", "block-adam-clip", "block-adam-auto-clip", "block-rmsprop-clip"
     }  # fmt: skip
     for name in NAMES:
         assert (CONTENDERS[name].kind == "block") == name.startswith("block-")

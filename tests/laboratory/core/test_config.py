@@ -173,7 +173,9 @@ def outer(**table: object) -> Outer:
 
 
 def test_every_type_that_settings_may_have_is_converted() -> None:
-    assert [key for key in keys(Outer) if "." not in key] == ["optimizers", "seeds", "lr", "pair", "many", "maybe"]
+    assert [key for key in keys(Outer) if "." not in key] == [
+        "optimizers", "seeds", "arms", "lr", "pair", "many", "maybe",
+    ]  # fmt: skip
     assert {"inner.kind", "tune.low", "optimizer.eps"} <= {*keys(Outer)}
     made = outer(pair=[1, 2], many=[[1, 2], [3, 4]], maybe="word", inner={"kind": "b"})
     assert (made.pair, made.many, made.maybe, made.inner) == ((1.0, 2), ((1, 2), (3, 4)), "word", Inner(kind="b"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blockadapt_experiments.contenders.catalogue import OptimizerSettings
+from blockadapt_experiments.contenders.catalogue import OptimizerSettings, make_optimizer
 from blockadapt_experiments.contenders.schedules import BatchSettings, ScheduleSettings
 from blockadapt_experiments.core.config import load
 from blockadapt_experiments.core.training import Classification, Sets, TrainingSettings, hold_out
@@ -66,9 +67,7 @@ def make(
         model=Recorder,
         sets=sets or hold_out(TRAIN, TEST, chosen, tuning=False),
         settings=chosen,
-        arm=arm,
-        lr=0.01,
-        optimizer=OptimizerSettings(),
+        optimizer=partial(make_optimizer, arm, lr=0.01, settings=OptimizerSettings()),
         seed=seed,
         prepare=scaled,
         augment=augment,

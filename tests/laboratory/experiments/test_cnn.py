@@ -34,7 +34,7 @@ from support.laboratory import outcome
 from support.run_records import rows_of, write_experiment, write_run
 
 CNN = get_experiment("cifar10-cnn")
-ARMS = ["sgd", "adam", "adamw", "soap", "muon", "adabound", "block-adam", "block-adam-clip"]
+ARMS = ["sgd", "adam", "adamw", "soap", "muon", "adabound", "block-adam", "block-adam-clip", "block-adam-auto-clip"]
 TINY = (
     "width=4",
     "train_examples=48",

@@ -88,7 +88,7 @@ def dense_operators(g: Array, blocks: Sequence[Sequence[int]], method: Method, o
         lr = given["lr"][t - 1]
         bounds = None
         if clip is not None:
-            target = clip.final_lr * lr / given["base_lr"]
+            target = clip.final_lr * lr / given["peak_lr"]
             bounds = target * (1 - 1 / (clip.gamma * t + 1)), target * (1 + 1 / (clip.gamma * t))
             if clip.gamma * t > 200.5:
                 found.append(Operators(target * np.eye(g.shape[1]), None, math.nan, bounds, None))
@@ -224,7 +224,7 @@ def check(result: Run, method: Method, options: Options) -> None:
     units = {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(("kernel", "matrix", "vector"))}
     units = {**({"kernel … vector": slice(0, TOTAL)} if spans else units), "total": slice(0, TOTAL)}
     blocks, ranks = blocks_of(grouping, options["block_size"], SHAPES)
-    given = {**options, "lr": result.lrs, "base_lr": 0.02}
+    given = {**options, "lr": result.lrs, "peak_lr": 0.02}
     if "refresh_every" in options:
         assert len(set(ranks)) == 1
         given["fresh"] = ranks[0]

@@ -21,6 +21,7 @@ from support.cases import (
     AsGradient,
     Groups,
     Options,
+    Schedule,
     channels_last,
     dense,
     each_backend,
@@ -58,6 +59,11 @@ OPEN = SpectrumClip(final_lr=0.05, gamma=0.02)
 
 CLOSING = SpectrumClip(final_lr=0.05, gamma=8.0)
 """Closed once γt > 200.5, from step 26 on."""
+
+AUTO = SpectrumClip(final_lr="auto", gamma=0.02)
+"""As `OPEN`, around what each group measures."""
+
+AUTO_CLOSING = SpectrumClip(final_lr="auto", gamma=8.0)
 
 each_method = pytest.mark.parametrize("method", METHODS)
 
@@ -234,6 +240,11 @@ OPTIONS: dict[str, Options] = {
     "refresh-every-2": {"refresh_every": 2},
     "refresh-every-7-clipped": {"refresh_every": 7, "clip": OPEN},
     "refresh-longer-than-the-run": {"refresh_every": 1000},
+    "measured": {"clip": AUTO},
+    "measured-between-refreshes": {"refresh_every": 7, "clip": AUTO, "eps": 1e-3},
+    "measured-and-closed": {"clip": AUTO_CLOSING, "maximize": True, "weight_decay": 0.05},
+    "measured-in-ones": {"clip": AUTO, "grouping": "diagonal"},
+    "measured-jointly": {"clip": AUTO, "grouping": "joint", "eps": 1e-3},
     "all-at-once": {"weight_decay": 0.1, "maximize": True, "refresh_every": 5, "clip": OPEN, "eps": 1e-3, "lr": 0.02},
 }
 
@@ -284,13 +295,20 @@ def warmup_then_drops(step: int) -> float:
     return step / 10 if step <= 10 else 0.3 if step <= 30 else 0.03
 
 
+def rest_then_one_cycle(step: int) -> float:
+    """From nothing up to 25 times the lr that the groups were made with, and down again."""
+    return 25 * min(step - 1, 50 - step) / 25
+
+
 @each_backend
+@pytest.mark.parametrize("schedule", [warmup_then_drops, rest_then_one_cycle])
 @each_method
-def test_lr_and_bounds_follow_the_schedule(method: str, backend: str) -> None:
+def test_lr_and_bounds_follow_the_schedule(method: str, schedule: Schedule, backend: str) -> None:
     groups = {
-        f"{clip=}": (mixture(), {"block_size": 3, "clip": clip, "weight_decay": 0.05}) for clip in (None, OPEN, CLOSING)
+        f"{clip=}": (mixture(), {"block_size": 3, "clip": clip, "weight_decay": 0.05})
+        for clip in (None, OPEN, CLOSING, AUTO, AUTO_CLOSING)
     }
-    assert outliers(method, groups, backend, schedule=warmup_then_drops) == {}
+    assert outliers(method, groups, backend, schedule=schedule) == {}
 
 
 @each_backend
@@ -321,6 +339,9 @@ def test_param_groups_keep_their_options_apart(backend: str) -> None:
         {"refresh_every": 4, "block_size": 3, "eps": 1e-2},
         {"grouping": mixed_index_groups(18), "beta1_decay": 0.95, "amsgrad": True, "clip": OPEN},
         {"grouping": "diagonal", "clip": OPEN, "refresh_every": 2},
+        {"clip": AUTO, "lr": 0.1},
+        {"clip": AUTO, "grouping": "output", "block_size": 2, "betas": (0.5, 0.9)},
+        {"clip": AUTO_CLOSING, "amsgrad": True},
     ]
     groups = {f"{index}": (mixture(), options) for index, options in enumerate(given)}
     assert outliers("adam", groups, backend) == {}
@@ -333,6 +354,7 @@ def test_param_groups_keep_their_options_apart(backend: str) -> None:
 @each_method
 def test_a_parameter_without_gradient_keeps_its_step_count(method: str, backend: str) -> None:
     given: dict[str, Options] = {"plain": {}, "refresh": {"refresh_every": 4}, "closing": {"clip": CLOSING}}
+    given |= {"measured": {"clip": AUTO}, "measured and closed": {"clip": AUTO_CLOSING}}
     groups = {
         name: ([dense(5, 3), dense(4), dense(3, 4), dense(2, 1, 3)], {"block_size": 3, **options})
         for name, options in given.items()

@@ -9,9 +9,9 @@ Rows have one number a lane; a row of float32 is two cache lines. `triangle` is 
     │ d e      │ n each              │    │ d e  │ n each   │        │ lengths │ 32             │
     │ y        │ n                   │    │ y    │ n        │        │ owners  │ 32             │
     │ h        │ n                   │    │ u q  │ n each   │        │ spare   │ 32 + 1         │
-    │ u q      │ n each              │    └──────┴──────────┘        │ ends    │ sweeps         │
-    │ ranks    │ n                   │    `wide`: float32 blocks     └─────────┴────────────────┘
-    │ largest  │ n                   │    are tridiagonalised here
+    │ u q      │ n each              │    │ sums │ 2        │        │ ends    │ sweeps         │
+    │ ranks    │ n                   │    └──────┴──────────┘        └─────────┴────────────────┘
+    │ largest  │ n                   │    `wide` but for sums: float32 blocks are tridiagonalised here
     │ merged   │ n                   │
     │ terms    │ TERMS               │    numbers of float64         numbers of the blocks' type
     │ log      │ 2 (n − 1) sweeps    │    ┌──────────┬────────┐      ┌───────┬──────────┐
@@ -25,6 +25,7 @@ Rows have one number a lane; a row of float32 is two cache lines. `triangle` is 
     y              m, then Uᵀm, then the step                         log     cosine and sine of each rotation
     h              1/h of each reflection; u, q belong to one         ends    the last row of each sweep
     where, steps   addresses of each lane's block, byte strides       blank   a block of zeros, for lanes without one
+    sums           pᵀm̂ and m̂ᵀm̂ of each lane; no room where nobody measures
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from numba import carray
 
 from blockadapt.kernels.cpu.jit import jit
 from blockadapt.kernels.cpu.simd import LANES, SQUARE, array_at, pointer, rows_at
-from blockadapt.kernels.cpu.tables import COORDINATES, STRIDED, TERMS
+from blockadapt.kernels.cpu.tables import TENSORS, TERMS
 
 LINE = 64
 """Bytes of a cache line."""
@@ -62,6 +63,7 @@ class Lie(NamedTuple):
     lengths: Any
     owners: Any
     spare: Any
+    kept: Any
     blank: Any
 
 
@@ -81,6 +83,9 @@ class Scratch(NamedTuple):
     ranks: Any
     largest: Any
     merged: Any
+    basis: Any
+    eigenvalues: Any
+    columns: Any
     terms: Any
     log: Any
     wide: Any
@@ -88,6 +93,7 @@ class Scratch(NamedTuple):
     ends: Any
     matrix: Any
     vectors: Any
+    sums: Any
     end: Any
 
 
@@ -106,32 +112,38 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     y, h = e + n * row, e + 2 * n * row
     u, q = h + n * row, h + 2 * n * row
     ranks, largest, merged = q + n * row, q + 2 * n * row, q + 3 * n * row
-    terms = merged + n * row
+    basis, eigenvalues = merged + n * row, merged + (n + n * (n - 1) // 2) * row
+    columns = eigenvalues + n * row
+    terms = columns + n * n * row
     wide_a = terms + TERMS * row
     wide_h = wide_a + triangle * wide_row
     wide_d, wide_e, wide_y = wide_h + n * wide_row, wide_h + 2 * n * wide_row, wide_h + 3 * n * wide_row
     wide_u, wide_q = wide_y + n * wide_row, wide_y + 2 * n * wide_row
     where = wide_q + n * wide_row
-    steps = where + STRIDED * integers
-    lengths = steps + COORDINATES * integers
+    steps = where + len(TENSORS) * integers
+    lengths = steps + len(TENSORS) * integers
     owners, spare = lengths + integers, lengths + 2 * integers
-    blank = spare + 2 * integers
+    kept = spare + 2 * integers
+    blank = kept + integers
     ends = blank + (triangle * itemsize + LINE - 1) // LINE * LINE
     matrix = ends + (8 * sweeps + LINE - 1) // LINE * LINE
     vectors = matrix + (8 * n * n + LINE - 1) // LINE * LINE
     log = vectors + (8 * n * n + LINE - 1) // LINE * LINE
-    end = log + 2 * (n - 1) * sweeps * row
+    sums = log + 2 * (n - 1) * sweeps * row
+    end = sums + 2 * wide_row
     wide = Wide(wide_a, wide_h, wide_d, wide_e, wide_y, wide_u, wide_q)
-    lie = Lie(where, steps, lengths, owners, spare, blank)
+    lie = Lie(where, steps, lengths, owners, spare, kept, blank)
     return Scratch(
-        a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, terms, log, wide, lie, ends, matrix, vectors, end
+        a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, basis, eigenvalues, columns, terms, log, wide, lie, ends,
+        matrix, vectors, sums, end,
     )  # fmt: skip
 
 
 @jit
-def scratch_at(address: int, n: int, sweeps: int, like: Any) -> Scratch:
+def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> Scratch:
     """The parts at an address. `like` is any array of the blocks' type."""
     triangle, sweeps = n * (n + 1) // 2, max(sweeps, 1)
+    counted = 2 * LANES if measured else 0
     at = offsets(n, sweeps, like.itemsize)
     wide = Wide(
         a=doubles(address + at.wide.a, triangle * LANES),
@@ -143,11 +155,12 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any) -> Scratch:
         q=doubles(address + at.wide.q, n * LANES),
     )
     lie = Lie(
-        where=carray(pointer(address + at.lie.where), (STRIDED, LANES), np.int64),
-        steps=carray(pointer(address + at.lie.steps), (COORDINATES, LANES), np.int64),
+        where=carray(pointer(address + at.lie.where), (len(TENSORS), LANES), np.int64),
+        steps=carray(pointer(address + at.lie.steps), (len(TENSORS), LANES), np.int64),
         lengths=carray(pointer(address + at.lie.lengths), (LANES,), np.int64),
         owners=carray(pointer(address + at.lie.owners), (LANES,), np.int64),
         spare=carray(pointer(address + at.lie.spare), (LANES + 1,), np.int64),
+        kept=carray(pointer(address + at.lie.kept), (LANES,), np.int64),
         blank=array_at(address + at.lie.blank, triangle, like),
     )
     return Scratch(
@@ -164,6 +177,9 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any) -> Scratch:
         ranks=rows_at(address + at.ranks, n, like),
         largest=rows_at(address + at.largest, n, like),
         merged=rows_at(address + at.merged, n, like),
+        basis=rows_at(address + at.basis, n * (n - 1) // 2, like),
+        eigenvalues=rows_at(address + at.eigenvalues, n, like),
+        columns=rows_at(address + at.columns, n * n, like),
         terms=rows_at(address + at.terms, TERMS, like),
         log=rows_at(address + at.log, 2 * (n - 1) * sweeps, like),
         wide=wide,
@@ -171,6 +187,7 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any) -> Scratch:
         ends=carray(pointer(address + at.ends), (sweeps,), np.int64),
         matrix=carray(pointer(address + at.matrix), (n, n), np.float64),
         vectors=carray(pointer(address + at.vectors), (n, n), np.float64),
+        sums=doubles(address + at.sums, counted),
         end=address + at.end,
     )
 

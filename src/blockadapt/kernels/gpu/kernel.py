@@ -24,6 +24,7 @@ class TritonKernel(Kernel):
     """
 
     name = "triton"
+    measures = True
 
     def __init__(self, gpus_only: bool = False) -> None:
         self._gpus_only = gpus_only
@@ -45,10 +46,10 @@ class TritonKernel(Kernel):
     def _work_list(self, batch: Batch, segments: Sequence[Segment]) -> Any:
         """The work list of these segments; the one of an earlier step if they lie where they lay."""
         places = [segment.place for segment in segments]
-        key = batch, places[0].keeps, segments[0].refresh
+        key = batch, places[0].keeps, segments[0].refresh, segments[0].tally
         work_list = self._work_lists.get(key)
         if work_list is None or not work_list.fits(places):
-            work_list = self._work_lists[key] = _work().WorkList(batch, places, segments[0].refresh)
+            work_list = self._work_lists[key] = _work().WorkList(batch, places, *key[2:])
         return work_list
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:

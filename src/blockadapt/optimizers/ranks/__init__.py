@@ -1,6 +1,7 @@
 """Who holds which rows of which parameters: the seam between one process and many.
 
     contract      what a step asks of the processes that train together, and how they vote on it
+    messages      what each of them has to say reaches all others
     rows          rows [first, last) of a parameter, its gradient and its state; the same as parts of DTensors
     own_shards    every process moves what lies in it: all of a plain parameter, its own rows of a DTensor (FSDP2)
     shared_out    every process has all parameters, moves its rows of them, and sends these to the others (ZeRO-1)
@@ -10,6 +11,7 @@ in these rows. Nothing is written before all processes have agreed that all of t
 """
 
 from blockadapt.optimizers.ranks.contract import Ranks, Verdict
+from blockadapt.optimizers.ranks.messages import added_up
 from blockadapt.optimizers.ranks.own_shards import OwnShards
 from blockadapt.optimizers.ranks.rows import are_sharded, is_flattened, is_sharded, local, require_placements
 from blockadapt.optimizers.ranks.shared_out import SharedOut, shares
@@ -19,6 +21,7 @@ __all__ = [
     "Ranks",
     "SharedOut",
     "Verdict",
+    "added_up",
     "are_sharded",
     "is_flattened",
     "is_sharded",

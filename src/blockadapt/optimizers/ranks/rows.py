@@ -73,6 +73,13 @@ class RowShare:
         """See `Share`."""
         return _between(self.row_borders, self.rank) if self.row_borders else None
 
+    @property
+    def processes(self) -> Any:
+        """See `Share`."""
+        if self.rows is None:
+            return None
+        return self.mesh.get_group(next(dim for dim, place in enumerate(self.placements) if not place.is_replicate()))
+
     def part(self, param: Tensor) -> Tensor:
         """See `Share`."""
         return self.slabs[param] if self.slabs else local(param)

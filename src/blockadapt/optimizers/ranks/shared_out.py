@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from blockadapt.optimizers.ranks.contract import Verdict, agreed
+from blockadapt.optimizers.ranks.messages import exchange
 from blockadapt.optimizers.ranks.rows import RowShare
 from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import Partition, block_flops
@@ -24,8 +25,6 @@ from blockadapt.validation import require
 
 BUCKET_BYTES = 25 * 2**20
 """Parameters that are given to the others in one message: DDP's figure, large enough that latency does not count."""
-
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its new name, and the old one
 
 
 def shares(units: Sequence[Unit], ranks: int) -> list[list[int] | None]:
@@ -176,7 +175,7 @@ class SharedOut:
         self._is_lost = True
         one.received = one.sent.new_empty(self._size, len(one.sent))
         try:
-            one.work = _all_gather(one.received.view(-1), one.sent, group=self._group, async_op=True)
+            one.work = exchange(one.received, one.sent, self._group)
         except Exception as error:
             raise RuntimeError(self._lost()) from error
 

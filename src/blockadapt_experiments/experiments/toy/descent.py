@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from blockadapt import BlockAdagrad
-from blockadapt_experiments.contenders.catalogue import OptimizerSettings, make_optimizer
+from blockadapt_experiments.core.training import MakeOptimizer
 from blockadapt_experiments.experiments.toy.network import Array
 
 
@@ -21,19 +21,17 @@ class Descent:
 
     Args:
         start: Where the point starts, [P].
-        optimizer: Name of the contender.
-        lr: α.
-        settings: What the contender is made with.
+        optimizer: Makes the optimizer.
         steps: How many steps there will be.
     """
 
-    def __init__(self, start: Array, optimizer: str, lr: float, settings: OptimizerSettings, steps: int) -> None:
+    def __init__(self, start: Array, optimizer: MakeOptimizer, steps: int) -> None:
         model = _Point(start)
         self.taken = 0
         self.x: Array = model.x.detach().numpy()  # the optimizer's own memory: it moves in place
         self._parameter = model.x
-        self._eps = settings.eps
-        self._optimizer = make_optimizer(optimizer, model, lr, settings, steps)
+        self._optimizer = optimizer(model, steps=steps)
+        self._eps = self._optimizer.defaults.get("eps", 0.0)
 
     def step(self, gradient: Array) -> None:
         """Take one step with this gradient [P]."""
@@ -45,7 +43,7 @@ class Descent:
         self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is and all that its next step depends on."""
+        """Return where it is and all that its next step depends on."""
         x = self._parameter.detach().clone()
         return {"taken": self.taken, "x": x, "optimizer": self._optimizer.state_dict()}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from blockadapt_experiments.contenders.catalogue import OptimizerSettings
+from blockadapt_experiments.contenders.catalogue import OptimizerSettings, make_optimizer
 from blockadapt_experiments.experiments.toy.adagrad import (
     draw_batches,
 )
@@ -29,7 +31,7 @@ def test_adagrad_is_the_papers_sum_of_outer_products(arm: str) -> None:
     """G ← G + g gᵀ; x ← x − α (G^{1/2} + δI)^{-1} g, with only the diagonal of G for the diagonal version."""
     drawn, α, δ = problem(3), 0.1, 1e-2  # a large δ, so that δ√t in its place would show
     x = np.random.default_rng(0).standard_normal(10)
-    descent = Descent(x, arm, α, OptimizerSettings(eps=δ), steps=300)
+    descent = Descent(x, partial(make_optimizer, arm, lr=α, settings=OptimizerSettings(eps=δ)), steps=300)
     batches = draw_batches(np.random.default_rng(1), 300, 10, 5)
     G = np.zeros((10, 10))
     for batch in batches:
@@ -46,7 +48,7 @@ def test_rmsprop_has_one_block_over_both_weights(arm: str) -> None:
     settings = trajectory_settings()
     landscape = draw_landscape(0, settings)
     x, V = landscape.centre + np.array([0.7, -0.4]), np.zeros((2, 2))
-    descent = Descent(x, arm, 1e-2, settings.optimizer, steps=100)
+    descent = Descent(x, partial(settings.make_optimizer, arm, lr=1e-2), steps=100)
     for _ in range(100):
         g = landscape.gradient(x)
         descent.step(landscape.gradient(descent.x))

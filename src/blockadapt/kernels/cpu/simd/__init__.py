@@ -28,6 +28,7 @@ from blockadapt.kernels.cpu.simd.arithmetic import (
     reciprocal_sqrt,
     select,
     sqrt,
+    total,
     widen,
 )
 from blockadapt.kernels.cpu.simd.memory import (
@@ -82,6 +83,7 @@ __all__ = [
     "store_part",
     "store_row",
     "take_ticket",
+    "total",
     "transpose_few_in",
     "transpose_few_out",
     "transpose_in",

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 
-from blockadapt.kernels.cpu.simd.types import LANES, Lanes, Mask, call, defines, splat, vector_of
+from blockadapt.kernels.cpu.simd.types import LANES, Lanes, Mask, call, defines, splat, suffix, vector_of
 
 # Operators --------------------------------------------------------------------------------------------------------
 
@@ -121,8 +121,13 @@ def power_of_two(lanes: Any) -> Any:
     return np.ldexp(np.ones_like(lanes), np.frexp(lanes)[1] - 1)
 
 
+def total(lanes: Any) -> float:
+    """The sum over all lanes, in one order that the processor likes."""
+    return float(np.sum(lanes))
+
+
 def widen(lanes: Any) -> Any:
-    """float32 lanes as float64 lanes."""
+    """Lanes as float64 lanes."""
     return lanes.astype(np.float64)
 
 
@@ -133,7 +138,7 @@ def narrow(lanes: Any) -> Any:
 
 @defines(widen, Lanes, returns=lambda lanes: Lanes(types.float64))
 def _widen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    return builder.fpext(args[0], vector_of(types.float64))
+    return args[0] if sig.args[0].dtype == types.float64 else builder.fpext(args[0], vector_of(types.float64))
 
 
 @defines(narrow, Lanes, returns=lambda lanes: Lanes(types.float32))
@@ -155,6 +160,15 @@ def _select(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 def _all_lanes(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     bits = ir.IntType(LANES)
     return builder.icmp_unsigned("==", builder.bitcast(args[0], bits), ir.Constant(bits, -1))
+
+
+@defines(total, Lanes, returns=lambda lanes: lanes.dtype)
+def _total(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    vector = args[0].type
+    kind = ir.FunctionType(vector.element, [vector.element, vector])
+    name = f"llvm.vector.reduce.fadd.{suffix(vector)}"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, [ir.Constant(vector.element, 0.0), args[0]], fastmath=("reassoc",))
 
 
 @defines(fma, Lanes, Lanes, Lanes, returns=lambda a, b, c: a if a == b == c else None)

@@ -1,0 +1,156 @@
+"""A step that solves V anew: y ← U s(Λ) Uᵀ y with the eigenvectors of this step's V.
+
+A block that the QR sweeps do not solve is solved by Jacobi's method. Letters as in `eigensolver`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blockadapt.kernels.cpu.effective import amsgrad_, effective_
+from blockadapt.kernels.cpu.eigensolver import (
+    apply_reflections_,
+    apply_rotations_,
+    diagonalise_,
+    diagonalise_2x2_in_float64_,
+    form_rotations_,
+    reflect_basis_,
+    reverse_,
+    small_end_first,
+    tridiagonalise_in_float64_,
+)
+from blockadapt.kernels.cpu.jacobi import jacobi_, unpack_
+from blockadapt.kernels.cpu.jit import inlined, jit
+from blockadapt.kernels.cpu.reflections import factor_, factor_lane_
+from blockadapt.kernels.cpu.simd import absolute, array_at, broadcast, fma, load, maximum, power_of_two, select, store
+from blockadapt.kernels.cpu.tables import BASIS, LARGEST, TERM, M, V
+from blockadapt.kernels.cpu.thresholds import thresholds
+from blockadapt.kernels.cpu.tile_io import expect, from_lanes_, to_lanes_
+
+
+@inlined
+def step_in_new_basis_(
+    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, form: Any, ahead: int, next_v: int, L: int
+) -> Any:
+    """Update V, solve it, y ← U s(Λ) Uᵀ y, and keep U and Λ where they are kept.
+
+    Returns which lanes are finite, and which have converged.
+    """
+    f = s.a.dtype.type
+    zero, unknown = broadcast(f(0)), broadcast(f(np.nan))
+    finite, largest = update_second_moment_(n, s, ahead, L)
+    scale = scale_(n, s.a, finite, largest, L)
+    sweeps, reversed_ = solve_(n, s, most, L)
+    solved = finite
+    for i in range(n - 1):
+        solved = solved & (load(s.e, i * L) == zero)
+    for i in range(n):
+        value = load(s.d, i * L) * scale
+        store(s.d, i * L, value)
+        if has[BASIS] != 0:
+            store(eigenvalues, i * L, select(finite, value, unknown))
+    if has[LARGEST] != 0:
+        amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, solved, L)
+    effective_(n, s.d, s.y, s.terms, s.sums, form, L)
+    if has[BASIS] != 0:
+        form_rotations_(n, s.columns, s.log, s.ends, sweeps, L)
+        reverse_(n, s.columns, reversed_, n, L)
+        reflect_basis_(n, s.a, s.h, s.columns, L)
+        factor_(n, s.columns, basis, L)
+    apply_rotations_(s.y, s.log, s.ends, sweeps, L)
+    reverse_(n, s.y, reversed_, 1, L)
+    if n > 2:
+        apply_reflections_(n, s.a, s.h, s.y, L)
+    return finite, solved
+
+
+@inlined
+def update_second_moment_(n: int, s: Any, ahead: int, L: int) -> Any:
+    """a = V ← decay V + weight g gᵀ, also where V lies; returns which lanes are finite, and their largest entry."""
+    zero = broadcast(s.a.dtype.type(0))
+    decay, weight = load(s.terms, TERM.second.decay * L), load(s.terms, TERM.second.weight * L)
+    triangle = n * (n + 1) // 2
+    to_lanes_(s.lie.where[V], triangle, s.a, L)
+    largest = zero
+    check = zero  # 0 · ∞ and 0 · NaN are NaN
+    row = 0
+    for i in range(n):
+        weighted = weight * load(s.g, i * L)
+        for j in range(i + 1):
+            entry = fma(weighted, load(s.g, j * L), decay * load(s.a, row))
+            store(s.a, row, entry)
+            row += L
+            ahead = expect(ahead)
+        entry = load(s.a, row - L)  # on the diagonal: a bad entry off it has one there
+        largest = maximum(entry, largest)
+        check = fma(entry, zero, check)
+    from_lanes_(s.lie.where[V], triangle, s.a, L)
+    return check == zero, largest
+
+
+@inlined
+def scale_(n: int, a: Any, finite: Any, largest: Any, L: int) -> Any:
+    """a ← a / scale with the largest entry in [1, 2), a power of two; returns scale. Lanes not finite become zero."""
+    f = a.dtype.type
+    zero, one, limits = broadcast(f(0)), broadcast(f(1)), thresholds(a)
+    scale = power_of_two(maximum(select(finite, largest, one), broadcast(f(limits.least_normal))))
+    inverse = one / scale
+    least = broadcast(f(limits.entry))
+    for i in range(n * (n + 1) // 2):
+        entry = load(a, i * L) * inverse
+        store(a, i * L, select(finite & (least < absolute(entry)), entry, zero))
+    return scale
+
+
+@inlined
+def solve_(n: int, s: Any, most: int, L: int) -> Any:
+    """Λ into d and y ← Uᵀ y, from a; returns the number of sweeps and which lanes have T reversed.
+
+    A lane whose e is not zero afterwards has not converged.
+    """
+    zero = broadcast(s.a.dtype.type(0))
+    if n == 2:
+        diagonalise_2x2_in_float64_(s.a, s.d, s.e, s.y, s.log, s.wide, L)
+        s.ends[0] = 1
+        return 1, zero < zero
+    tridiagonalise_in_float64_(n, s.a, s.h, s.d, s.e, s.y, s.u, s.q, s.wide, L)
+    reversed_ = small_end_first(n, s.d, s.e, L)
+    reverse_(n, s.d, reversed_, 1, L)
+    reverse_(n - 1, s.e, reversed_, 1, L)
+    reverse_(n, s.y, reversed_, 1, L)
+    return diagonalise_(n, s.d, s.e, s.y, s.log, s.ends, most, L), reversed_
+
+
+@jit
+def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has: Any, form: Any, L: int) -> None:
+    """`step_in_new_basis_` for one lane, whose V is updated already. Its other lanes keep their y."""
+    f = s.a.dtype.type
+    scale = unpack_(n, array_at(s.lie.where[V, lane], n * (n + 1) // 2, s.a), s.matrix)
+    jacobi_(n, s.matrix, s.vectors)
+    average = s.m if has[M] != 0 else s.g
+    for j in range(n):
+        total = 0.0
+        for i in range(n):
+            total += s.vectors[i, j] * average[i * L + lane]
+        s.e[j * L + lane] = f(total)
+        s.d[j * L + lane] = f(s.matrix[j, j] * scale)
+        if has[BASIS] != 0:
+            eigenvalues[j * L + lane] = f(s.matrix[j, j] * scale)
+    if has[LARGEST] != 0:
+        store(s.q, 0, broadcast(f(0)))
+        s.q[lane] = f(1)
+        this = load(s.q, 0) == broadcast(f(1))
+        amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, this, L)
+    sums = s.wide.u[: s.sums.size]
+    effective_(n, s.d, s.e, s.terms, sums, form, L)
+    for i in range(lane, s.sums.size, L):
+        s.sums[i] = sums[i]
+    for i in range(n):
+        total = 0.0
+        for j in range(n):
+            total += s.vectors[i, j] * s.e[j * L + lane]
+        s.y[i * L + lane] = f(total)
+    if has[BASIS] != 0:
+        factor_lane_(n, lane, s.vectors, basis, L)

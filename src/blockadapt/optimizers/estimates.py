@@ -1,0 +1,84 @@
+"""α* as param groups measure it: one estimate for each group whose clip is "auto".
+
+A step counts pᵀm̂ and m̂ᵀm̂ in tallies, one for each group and each set of processes that parameters are shared out over.
+When it is written, each tally is added up, over its processes too. The numbers are read only when someone wants to know
+them: so a GPU is waited for when the next step looks at its gradients, and not a second time at the end of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockadapt.kernels import Tally
+from blockadapt.optimizers.ranks import added_up
+from blockadapt.optimizers.unit import Group, Unit
+from blockadapt.spectrum import Estimate, SpectrumClip
+from blockadapt.validation import has_numbers
+
+
+class Estimates:
+    """Measures α* for an optimizer. The estimates themselves are in its param groups, where checkpoints find them.
+
+    Args:
+        owner: Who asks, for messages.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._tallies: dict[tuple[int, Any], Tally] = {}
+        self._counted: dict[tuple[int, Any], Tally] = {}
+        self._unread: list[tuple[Group, float, Tensor]] = []
+
+    def begin(self) -> None:
+        """Begin a step: nothing is counted yet, and all that earlier steps counted is read."""
+        self.read()
+        self._counted.clear()
+
+    def tally(self, unit: Unit) -> Tally | None:
+        """Give the tally in which this unit's blocks count in this step; None if nobody measures them."""
+        if not self._measures(unit.group) or not has_numbers(unit.part(unit.owner)):
+            return None
+        key = unit.index, None if unit.share is None else unit.share.processes
+        tally = self._counted.get(key)
+        if tally is None:
+            device = unit.part(unit.owner).device
+            there = device if device.type != "mps" else torch.device("cpu")  # Apple's GPUs have no float64
+            tally = self._tallies.setdefault(key, Tally(there))
+            tally.clear()
+            self._counted[key] = tally
+        return tally
+
+    def _measures(self, group: Group) -> bool:
+        """Whether this group measures α* in this step. It stops when the interval has closed on what is known."""
+        clip: SpectrumClip | None = group["clip"]
+        if clip is None or clip.final_lr != "auto" or not float(group["lr"]) > 0:
+            return False
+        steps = Estimate.of(self._owner, group["estimate"]).steps
+        return not steps or not clip.is_closed(steps + 1)
+
+    def add_up(self, groups: Sequence[Group]) -> None:
+        """Add up what the step that was just written has counted, in all processes.
+
+        Raises:
+            RuntimeError: Another process does not answer.
+        """
+        totals: dict[int, Tensor] = {}
+        for processes in dict.fromkeys(processes for _, processes in self._counted):
+            indices = [index for index, others in self._counted if others is processes]
+            sums = torch.stack([self._counted[index, processes].total() for index in indices])
+            if processes is not None:
+                sums = added_up(self._owner, sums, processes)
+            for index, pair in zip(indices, sums, strict=True):
+                totals[index] = totals[index] + pair if index in totals else pair
+        self._unread += [(groups[index], float(groups[index]["lr"]), pair) for index, pair in totals.items()]
+
+    def read(self) -> None:
+        """Take what was added up into the groups' estimates."""
+        for group, lr, pair in self._unread:
+            along, square = pair.tolist()
+            group["estimate"] = tuple(Estimate.of(self._owner, group["estimate"]).with_step(along, square, lr))
+        self._unread.clear()

@@ -1,0 +1,32 @@
+"""Messages: what each process has to say reaches all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its new name, and the old one
+
+
+def exchange(received: Tensor, sent: Tensor, group: Any) -> Any:
+    """Begin to bring what every rank of a group sends into its row of `received`; return what to wait for."""
+    return _all_gather(received.view(-1), sent, group=group, async_op=True)
+
+
+def added_up(owner: str, sums: Tensor, processes: Any) -> Tensor:
+    """Add up what every process has, in their order, so that all of them get the same bits.
+
+    Raises:
+        RuntimeError: Another process does not answer.
+    """
+    try:
+        here = sums.reshape(-1)
+        gathered = here.new_empty(dist.get_world_size(processes), len(here))
+        exchange(gathered, here, processes).wait()
+    except Exception as error:
+        raise RuntimeError(
+            f"{owner}: another process was lost in a step, before α* was known to all. Load a checkpoint."
+        ) from error
+    return gathered.sum(0).view(sums.shape)

@@ -1,0 +1,64 @@
+"""Curves can be told apart, by everyone, on white."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import blockadapt_experiments.report as report
+from blockadapt_experiments.contenders.catalogue import CONTENDERS
+from blockadapt_experiments.drawing.colours import COLOURS, STYLES, Style, style_of
+
+# Machado, Oliveira and Fernandes (2009), severity 1: linear RGB as each kind of colour-blindness sees it.
+VISION = {
+    "full": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def linear(colour: str) -> np.ndarray:
+    """The colour in linear RGB."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    """CIELAB, where a distance of 2 to 3 is just seen."""
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    root = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
+
+
+def test_every_contender_has_a_style_of_its_own() -> None:
+    assert STYLES.keys() == CONTENDERS.keys()
+    assert len(set(STYLES.values())) == len(STYLES)
+
+
+def test_an_optimizer_looks_the_same_wherever_it_stands_and_28_other_arms_look_different() -> None:
+    assert {style_of("block-adam", number) for number in range(28)} == {STYLES["block-adam"]}
+    assert len({style_of("between layers", number) for number in range(28)}) == 28
+    assert style_of("between layers", 0) == Style(0, 0)
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_the_colours_are_far_apart_in_every_eye(vision: str) -> None:
+    seen = [lab(np.asarray(VISION[vision]) @ linear(colour)) for colour in COLOURS]
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 16
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_line_stands_out_from_white(colour: str) -> None:
+    luminance = linear(colour) @ [0.2126, 0.7152, 0.0722]
+    assert 1.05 / (luminance + 0.05) > 3  # what WCAG 2.1 asks of graphics
+
+
+def test_the_report_has_the_same_colours() -> None:
+    css = (Path(report.__file__).parent / "assets" / "page.css").read_text(encoding="utf-8")
+    for number, colour in enumerate(COLOURS):
+        assert f"--c{number}: {colour.lower()};" in css
