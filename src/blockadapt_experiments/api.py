@@ -68,7 +68,7 @@ def run(
     return read(folder)
 
 
-def report(*runs: str | Path, out: str | Path | None = None) -> Path:
+def make_report(*runs: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of the runs in a directory, or in several of one experiment; returns its page.
 
     Raises:

@@ -67,9 +67,16 @@ def register(kind: str, name: str, built_in: Iterable[str], code: Callable[..., 
         source = Path(file).read_bytes()
         digest = getattr(module, "__sha256__", hashlib.sha256(source).hexdigest())
     else:  # a notebook has no file, but its cells have a source
-        digest = hashlib.sha256(inspect.getsource(code).encode()).hexdigest()
+        digest = hashlib.sha256(_source(name, code).encode()).hexdigest()
     path = str(file) if code.__module__.startswith(LOADED) else ""
     ORIGINS[name] = Origin(kind, code.__module__, path, digest)
+
+
+def _source(name: str, code: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(code)
+    except OSError:
+        raise ValueError(f"register: {name!r} must come from a file or a notebook whose code can be read.") from None
 
 
 def code_of(names: Iterable[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ from blockadapt.optimizers.ranks import (
     is_sharded,
     require_placements,
 )
+from blockadapt.optimizers.standing import Standing
 from blockadapt.optimizers.storage import (
     State,
     all_in_form,
@@ -66,6 +68,10 @@ CAPTURABLE = ("cuda", "xpu", "hpu", "privateuseone", "xla")
 
 Closure = Callable[[], Any]
 
+# torch wraps its own so that torch.compile leaves it alone, and the wrapper imports the compiler: 1.4 s in every first
+# constructor of a process, also where nothing but a plan is made.
+_add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
+
 
 class BlockOptimizer(TracedStep, Optimizer):
     """Base of the family. A subclass names its options and says how the moments and the step size move.
@@ -96,6 +102,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
         self._estimates = Estimates(owner)
         self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
+        self._standing: dict[int, Standing] = {}
         self._forget_twin(anew=True)
 
     def keeps_first_moment(self, group: Group) -> bool:
@@ -180,11 +187,39 @@ class BlockOptimizer(TracedStep, Optimizer):
         for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
             update = Update(self.spectral_function)
             known |= self._known_to_devices(together)
-            for unit in together:
+            others = self._repeat(bucket, together, update, known)
+            for unit in together if others is None else others:
                 self._prepare(unit, update, known)
+            if others is None:
+                update.finish.append(partial(self._stand, bucket, together))
             update.prepare(self._kernels_of(bucket))
             updates.append(update)
         return updates
+
+    def _repeat(
+        self, bucket: int, units: Sequence[Unit], update: Update, known: dict[Any, Coefficients]
+    ) -> list[Unit] | None:
+        """Put what stands as the last step left it into `update`, all at once; returns the others, None for all."""
+        standing = self._standing.get(bucket)
+        steps = standing.steps(units, self._needed, self.state) if standing is not None else None
+        if standing is None or steps is None:
+            return None
+        kinds = standing.kinds(steps)
+        if any(is_closed(self.param_groups[kind.group], kind.step) for kind in kinds.values()):
+            return None
+        plans = {
+            key: (
+                self._is_due(self.param_groups[kind.group], kind.step, kind.n),
+                self._coefficients_of(kind[:3], known),
+                self._estimates.tally(standing.first[kind.group]),
+            )
+            for key, kind in kinds.items()
+        }
+        return standing.others if standing.add_to(update, steps, plans) else None
+
+    def _stand(self, bucket: int, units: Sequence[Unit]) -> None:
+        """Nothing has changed since, until the next step finds otherwise."""
+        self._standing[bucket] = Standing(units, self.state)
 
     def _kernels_of(self, bucket: int) -> Dispatcher:
         """Kernels of its own for each bucket: they keep what they know of the blocks that they moved last."""
@@ -214,22 +249,31 @@ class BlockOptimizer(TracedStep, Optimizer):
         coefficients, step = known.get(unit), 0
         if coefficients is None:
             step = self._steps_taken(unit, held[0]) + 1
-            key = unit.index, step, statistics_dtype(unit.owner)
-            coefficients = known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:]))
+            coefficients = self._coefficients_of((unit.index, step, statistics_dtype(unit.owner)), known)
         closed = is_closed(group, step)
         states = self._states(unit, held, self._kept(group, step), update)
         if closed:
             for param, state in zip(unit.params, states, strict=True):
                 update.add_scaled(unit, param, state, coefficients)
             return
-        # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
-        due = step <= max(unit.cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
+        due = self._is_due(group, step, max(unit.cut.sizes, default=1))
         refresh = due or not {"basis", "eigenvalues"} <= held[0].keys()
         tally = self._estimates.tally(unit)
         if unit.spans:
             update.add_group(unit, states, refresh, coefficients, tally)
         else:
             update.add_parameter(unit, states[0], refresh, coefficients, tally)
+
+    def _is_due(self, group: Group, step: int, n: int) -> bool:
+        """Whether a basis is to be found anew.
+
+        Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
+        """
+        return step <= n or (step - 1) % int(group["refresh_every"]) == 0
+
+    def _coefficients_of(self, key: tuple[int, int, torch.dtype], known: dict[Any, Coefficients]) -> Coefficients:
+        """The coefficients of a group's step, from `known` if other units have needed the same."""
+        return known.get(key) or known.setdefault(key, self.coefficients(self.param_groups[key[0]], *key[1:]))
 
     def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, Coefficients]:
         """The coefficients of units whose steps only their devices count, many units at a time."""
@@ -299,13 +343,22 @@ class BlockOptimizer(TracedStep, Optimizer):
         """The state that blocks keep after this step."""
         return [] if is_closed(group, step) else block_state_names(group.get("amsgrad", False), group["refresh_every"])
 
+    def _all_kept(self, group: Group, kept: Sequence[str]) -> list[str]:
+        """What blocks keep, and the first moment."""
+        return [*kept, *["exp_avg"] * self.keeps_first_moment(group)]
+
+    def _needed(self, index: int) -> list[str] | None:
+        """All that units of a group keep while its clip is open; None if their devices count the steps."""
+        group = self.param_groups[index]
+        return None if group["capturable"] else self._all_kept(group, self._kept(group, 0))
+
     def _states(self, unit: Unit, held: list[State], kept: Sequence[str], update: Update) -> list[State]:
         """The state of each parameter with all that this step needs, in the one form that kernels take.
 
         What is new, converted or no longer needed is put in place only if the step succeeds. While nothing has changed
         since the step before, nothing is looked at again.
         """
-        states, all_kept = held, [*kept, *["exp_avg"] * self.keeps_first_moment(unit.group)]
+        states, all_kept = held, self._all_kept(unit.group, kept)
         if not unit.is_known(all_kept, unit.group["capturable"], held):
             unit.forget()
             states = [self._fitted(unit, param, kept if param is unit.owner else (), update) for param in unit.params]
@@ -429,7 +482,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         """Add a param group; its options are checked before anything is kept."""
         self._require_listed_once(param_group)
         before = len(self.param_groups)
-        super().add_param_group(param_group)
+        _add_param_group(self, param_group)
         group = self.param_groups[-1]
         lr = group["lr"]
         group.setdefault("peak_lr", lr.clone() if isinstance(lr, Tensor) else lr)

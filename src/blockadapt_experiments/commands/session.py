@@ -14,6 +14,7 @@ from blockadapt_experiments.commands.display import duration, estimates_table, j
 from blockadapt_experiments.core.config import plain
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import read_json, require_directory, write_json
+from blockadapt_experiments.parts import ORIGINS
 from blockadapt_experiments.running.environment import environment
 from blockadapt_experiments.running.estimate import dry_run, total_seconds
 from blockadapt_experiments.running.records import begin_experiment, joined
@@ -166,7 +167,9 @@ class Session:
         minutes = (time.monotonic() - start) / 60
         say(self.console, f"{finished} of {len(jobs)} runs are finished, after {minutes:.1f} min.")
         if finished:
-            say(self.console, f"`blockadapt report {self.request.out}` shows them.")
+            files = dict.fromkeys(ORIGINS[name].file for name in self.request.code() if ORIGINS[name].file)
+            load = "".join(f" --load {file}" for file in files)
+            say(self.console, f"`blockadapt report {self.request.out}{load}` shows them.")
         return finished == len(jobs) and not untuned and not failed
 
     def _say_plan(self, jobs: Sequence[RunJob]) -> None:
