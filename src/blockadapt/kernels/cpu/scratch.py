@@ -2,23 +2,20 @@
 
 Rows have one number a lane; a row of float32 is two cache lines. `triangle` is n(n+1)/2.
 
-    rows of the blocks' own type          rows of float64            int64
-    ┌──────────┬─────────────────────┐    ┌──────┬──────────┐        ┌─────────┬────────────────┐
-    │ a        │ max(triangle, 16)   │    │ a    │ triangle │        │ where   │ STRIDED × 32   │
-    │ x g m    │ n each              │    │ h    │ n        │        │ steps   │ 3 × 32         │
-    │ d e      │ n each              │    │ d e  │ n each   │        │ lengths │ 32             │
-    │ y        │ n                   │    │ y    │ n        │        │ owners  │ 32             │
-    │ h        │ n                   │    │ u q  │ n each   │        │ spare   │ 32 + 1         │
-    │ u q      │ n each              │    └──────┴──────────┘        │ ends    │ sweeps         │
-    │ ranks    │ n                   │    `wide`: float32 blocks     └─────────┴────────────────┘
-    │ largest  │ n                   │    are tridiagonalised here
-    │ merged   │ n                   │
-    │ terms    │ TERMS               │    numbers of float64         numbers of the blocks' type
-    │ log      │ 2 (n − 1) sweeps    │    ┌──────────┬────────┐      ┌───────┬──────────┐
-    └──────────┴─────────────────────┘    │ matrix   │ n × n  │      │ blank │ triangle │
-                                          │ vectors  │ n × n  │      └───────┴──────────┘
-                                          └──────────┴────────┘
-                                          one block, for Jacobi
+    rows of the blocks' own type          int64                       numbers of float64
+    ┌──────────┬─────────────────────┐    ┌─────────┬──────────────┐    ┌──────────┬────────┐
+    │ a        │ max(triangle, 16)   │    │ where   │ STRIDED × 32 │    │ matrix   │ n × n  │
+    │ x g m    │ n each              │    │ steps   │ 3 × 32       │    │ vectors  │ n × n  │
+    │ d e      │ n each              │    │ lengths │ 32           │    └──────────┴────────┘
+    │ y        │ n                   │    │ owners  │ 32           │    one block, for Jacobi
+    │ h        │ n                   │    │ spare   │ 32 + 1       │
+    │ u q      │ n each              │    │ ends    │ sweeps       │    numbers of the blocks' type
+    │ ranks    │ n                   │    └─────────┴──────────────┘    ┌───────┬──────────┐
+    │ largest  │ n                   │                                  │ blank │ triangle │
+    │ merged   │ n                   │                                  └───────┴──────────┘
+    │ terms    │ TERMS               │
+    │ log      │ 2 (n − 1) sweeps    │
+    └──────────┴─────────────────────┘
 
     a              packed V, then T's reflections in its columns      ranks, largest, merged   AMSGrad's Σ̂
     d, e           T's diagonal and what is beside it; Λ in d         terms   each lane's coefficients
@@ -40,18 +37,6 @@ from blockadapt.kernels.cpu.tables import COORDINATES, STRIDED, TERMS
 
 LINE = 64
 """Bytes of a cache line."""
-
-
-class Wide(NamedTuple):
-    """Rows of float64."""
-
-    a: Any
-    h: Any
-    d: Any
-    e: Any
-    y: Any
-    u: Any
-    q: Any
 
 
 class Lie(NamedTuple):
@@ -83,7 +68,6 @@ class Scratch(NamedTuple):
     merged: Any
     terms: Any
     log: Any
-    wide: Any
     lie: Any
     ends: Any
     matrix: Any
@@ -98,7 +82,7 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     It calls no compiled function: `.py_func` says how much memory to get.
     """
     triangle, sweeps = n * (n + 1) // 2, max(sweeps, 1)  # blocks of 2 take one
-    row, wide_row, integers = LANES * itemsize, LANES * 8, LANES * 8
+    row, integers = LANES * itemsize, LANES * 8
     a = 0
     x = a + max(triangle, SQUARE) * row
     g, m = x + n * row, x + 2 * n * row
@@ -107,11 +91,7 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     u, q = h + n * row, h + 2 * n * row
     ranks, largest, merged = q + n * row, q + 2 * n * row, q + 3 * n * row
     terms = merged + n * row
-    wide_a = terms + TERMS * row
-    wide_h = wide_a + triangle * wide_row
-    wide_d, wide_e, wide_y = wide_h + n * wide_row, wide_h + 2 * n * wide_row, wide_h + 3 * n * wide_row
-    wide_u, wide_q = wide_y + n * wide_row, wide_y + 2 * n * wide_row
-    where = wide_q + n * wide_row
+    where = terms + TERMS * row
     steps = where + STRIDED * integers
     lengths = steps + COORDINATES * integers
     owners, spare = lengths + integers, lengths + 2 * integers
@@ -121,10 +101,9 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     vectors = matrix + (8 * n * n + LINE - 1) // LINE * LINE
     log = vectors + (8 * n * n + LINE - 1) // LINE * LINE
     end = log + 2 * (n - 1) * sweeps * row
-    wide = Wide(wide_a, wide_h, wide_d, wide_e, wide_y, wide_u, wide_q)
     lie = Lie(where, steps, lengths, owners, spare, blank)
     return Scratch(
-        a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, terms, log, wide, lie, ends, matrix, vectors, end
+        a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, terms, log, lie, ends, matrix, vectors, end
     )  # fmt: skip
 
 
@@ -133,15 +112,6 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any) -> Scratch:
     """The parts at an address. `like` is any array of the blocks' type."""
     triangle, sweeps = n * (n + 1) // 2, max(sweeps, 1)
     at = offsets(n, sweeps, like.itemsize)
-    wide = Wide(
-        a=doubles(address + at.wide.a, triangle * LANES),
-        h=doubles(address + at.wide.h, n * LANES),
-        d=doubles(address + at.wide.d, n * LANES),
-        e=doubles(address + at.wide.e, n * LANES),
-        y=doubles(address + at.wide.y, n * LANES),
-        u=doubles(address + at.wide.u, n * LANES),
-        q=doubles(address + at.wide.q, n * LANES),
-    )
     lie = Lie(
         where=carray(pointer(address + at.lie.where), (STRIDED, LANES), np.int64),
         steps=carray(pointer(address + at.lie.steps), (COORDINATES, LANES), np.int64),
@@ -166,16 +136,9 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any) -> Scratch:
         merged=rows_at(address + at.merged, n, like),
         terms=rows_at(address + at.terms, TERMS, like),
         log=rows_at(address + at.log, 2 * (n - 1) * sweeps, like),
-        wide=wide,
         lie=lie,
         ends=carray(pointer(address + at.ends), (sweeps,), np.int64),
         matrix=carray(pointer(address + at.matrix), (n, n), np.float64),
         vectors=carray(pointer(address + at.vectors), (n, n), np.float64),
         end=address + at.end,
     )
-
-
-@jit
-def doubles(address: int, count: int) -> Any:
-    """So many float64 numbers at an address."""
-    return carray(pointer(address), (count,), np.float64)
