@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.summary import Summary
@@ -27,12 +28,15 @@ STARTS = 6
 GRID_REACH = 2.0
 """How much further the grid of a landscape reaches than the starts of paths."""
 
-PATHS: tuple[dict[str, Any], ...] = (
-    {"color": "#D55E00", "linestyle": "-"},
-    {"color": "#FFFFFF", "linestyle": "-"},
-    {"color": "#56B4E9", "linestyle": "--"},
-)
-"""Two of Okabe and Ito's colours and white: all stand out from the map."""
+DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1)))
+"""Paths are told apart by their dashes: a colour would be that of an optimizer."""
+
+PATH: dict[str, Any] = {
+    "color": "#FFFFFF",
+    "linewidth": 1.2,
+    "path_effects": [withStroke(linewidth=2.2, foreground="#000000")],
+}
+"""White with black around it stands out from all of the map."""
 
 
 def contours(panel: Any, first: np.ndarray, second: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> Any:
@@ -92,13 +96,15 @@ def draw_paths(summary: Summary, directory: Path) -> Sequence[Path]:
             offsets = GRID_REACH * summary.settings["reach"] * np.linspace(-1, 1, len(loss))
             painted = contours(panel, centre[0] + offsets, centre[1] + offsets, loss, level_set([loss]))
             for number, run in enumerate(paths):
-                style = PATHS[number % len(PATHS)]
-                panel.plot(*run["path"].T, linewidth=1, **style)
-                panel.plot(*run["path"][0], marker="o", markersize=4, color=style["color"])
+                panel.plot(*run["path"].T, linestyle=DASHES[number % len(DASHES)], **PATH)
+                panel.plot(*run["path"][0], marker="o", markersize=4, **PATH)
             panel.plot(*centre, marker="x", color="#FFFFFF")
             panel.set_xlim(centre[0] + offsets[0], centre[0] + offsets[-1])
             panel.set_ylim(centre[1] + offsets[0], centre[1] + offsets[-1])
             panel.set_title(f"{summary.label(arm)}, {variant}", fontsize=10)
+            first, second = map(str, paths[0].get("edges", ("first weight", "second weight")))
+            panel.set_xlabel(first)
+            panel.set_ylabel(second)
         figure.colorbar(painted, ax=list(row), label="loss", format="%.3g")
     return [write_png(figure, directory / "toy-trajectories.png")]
 
