@@ -44,14 +44,14 @@ def draw(summary: Summary, directory: Path) -> Sequence[Path]:
 
 
 def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
-    """Yield a picture of mean and 95% interval over seeds, a line for each optimizer, set apart."""
+    """Yield a picture of mean and 95% interval over seeds, a line for each optimizer, set apart; none of a single β."""
     betas = np.array([float(variant.removeprefix("beta=")) for variant in summary.variants])
     found = {}
     for arm in summary.arms:
         means = [interval(summary.final(arm, "mig", variant)) for variant in summary.variants]
         if any(math.isfinite(mean) for mean, _ in means):
             found[arm] = np.array(means).T
-    if not found:
+    if not found or len(betas) < 2:
         return
     figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="constrained")
     seeds = f"{len(summary.seeds)} seeds, mean and 95% interval" if len(summary.seeds) > 1 else "one seed"
@@ -101,7 +101,7 @@ def _draw_traversals(summary: Summary, variant: str, found: dict[str, dict[str, 
     columns = min(len(found), ABREAST)
     lines = math.ceil(len(found) / columns)
     latents = len(next(iter(found.values()))["latent_kl"])
-    size = (3.4 * columns, 0.8 + lines * (0.9 + 0.41 * latents))
+    size = (3.9 * columns, 0.8 + lines * (0.9 + 0.41 * latents))
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     head = f"Traversals, {_beta(variant)}: each latent from {SPAN[0]:g} to {SPAN[-1]:g}, with its mean KL in nats"
     figure.suptitle(f"{head}\n{_data(summary)}", fontsize=10)
