@@ -614,6 +614,22 @@ def test_seconds_are_read_at_each_curves_own_point(made: Made, browser: Browser)
     assert re.search(r"Block-Adam\n.* at epoch 7$", text.strip())
 
 
+def test_equal_steps_and_equal_time_stand_side_by_side(made: Made, browser: Browser) -> None:
+    browser.open(made[0] / "report.html")
+    click(browser, "input[name=x][value=both]")
+    texts = browser.run("[...document.querySelectorAll('.panel')].map((p) => p.querySelector('svg').textContent)")
+    assert [re.search("[a-z]+$", text)[0] for text in texts] == ["epoch", "seconds"]  # type: ignore[index]
+    assert len(lines(browser)) == 10
+    assert chosen(browser) == "#x=both"
+    _, y, _, height = box(browser, ".panel:nth-child(2) svg[tabindex]")
+    left, _, width, _ = box(browser, ".panel:nth-child(2) svg[tabindex]")
+    browser.mouse("Moved", left + 0.4 * width, y + height / 2)
+    assert browser.run("document.querySelector('.tip:not([hidden])').innerText").startswith("seconds ")
+    browser.run("change({ from: '5', to: '' })")
+    assert browser.run("[state.x, state.from]") == ["axis", "5"]
+    assert browser.problems == []
+
+
 def test_keyboard_reads_values(made: Made, browser: Browser) -> None:
     browser.open(made[0] / "report.html")
     browser.run("document.querySelector('.panel svg').focus()")
