@@ -21,7 +21,7 @@ from blockadapt_experiments.claims.claim import Claim, Verdict  # noqa: E402
 from blockadapt_experiments.commands.demo_plots import STYLE_BY_LABEL  # noqa: E402
 from blockadapt_experiments.core.config import load, plain  # noqa: E402
 from blockadapt_experiments.core.experiment import Experiment  # noqa: E402
-from blockadapt_experiments.drawing.colours import COLOURS, styles_of  # noqa: E402
+from blockadapt_experiments.drawing.colours import COLOURS, STYLES, styles_of  # noqa: E402
 from blockadapt_experiments.experiments.registry import get_experiment  # noqa: E402
 from blockadapt_experiments.report import write_report  # noqa: E402
 from blockadapt_experiments.report.figures import curve_figure, y_range  # noqa: E402
@@ -547,6 +547,21 @@ def test_metric_of_curves_and_table_switch_together(made: Made, browser: Browser
     )
     assert browser.run("document.querySelector('select[name=metric]').value") == "loss"
     assert "98.0" not in ticks(browser)
+
+
+def test_lines_swatches_and_table_have_the_optimizers_own_colour_and_dash(made: Made, browser: Browser) -> None:
+    browser.open(made[0] / "report.html")
+    for arm in ("adam", "block-adam", "ggt"):
+        red, green, blue = (int(COLOURS[STYLES[arm].colour][i : i + 2], 16) for i in (1, 3, 5))
+        for selector in (
+            f".panel .line[data-arm={arm}]",
+            f"#legend [data-arm={arm}] line",
+            f".key[data-arm={arm}] line",
+        ):
+            style = f"getComputedStyle(document.querySelector('{selector}'))"
+            assert browser.run(f"{style}.stroke") == f"rgb({red}, {green}, {blue})", selector
+            dashed = browser.run(f"{style}.strokeDasharray") != "none"
+            assert dashed == bool(STYLES[arm].strokes()), selector
 
 
 def test_legend_hides_shows_and_isolates(made: Made, browser: Browser) -> None:
