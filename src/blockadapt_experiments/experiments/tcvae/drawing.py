@@ -39,7 +39,8 @@ def draw(summary: Summary, directory: Path) -> Sequence[Path]:
         found = dict(_arrays(summary, variant))
         if found:
             files.append(_draw_reconstructions(summary, variant, found, directory))
-            files.append(_draw_traversals(summary, variant, found, directory))
+            path = directory / f"tcvae-traversals-{variant.replace('=', '-')}.png"
+            files.append(write_png(traversal_figure(summary, variant, found), path))
     return files
 
 
@@ -96,8 +97,8 @@ def _draw_reconstructions(
     return write_png(figure, directory / f"tcvae-reconstructions-{variant.replace('=', '-')}.png")
 
 
-def _draw_traversals(summary: Summary, variant: str, found: dict[str, dict[str, np.ndarray]], directory: Path) -> Path:
-    """Draw a panel for each optimizer with a row for each latent, those that say most first."""
+def traversal_figure(summary: Summary, variant: str, found: dict[str, dict[str, np.ndarray]]) -> Figure:
+    """Make a panel for each optimizer with a row for each latent, those that say most first."""
     columns = min(len(found), ABREAST)
     lines = math.ceil(len(found) / columns)
     latents = len(next(iter(found.values()))["latent_kl"])
@@ -117,7 +118,7 @@ def _draw_traversals(summary: Summary, variant: str, found: dict[str, dict[str, 
         panel.set_title(summary.label(arm), fontsize=9)
     for panel in panels[len(found) :]:
         panel.set_visible(False)
-    return write_png(figure, directory / f"tcvae-traversals-{variant.replace('=', '-')}.png")
+    return figure
 
 
 def _show(panel: Any, images: np.ndarray) -> None:
