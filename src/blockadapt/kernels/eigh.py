@@ -147,7 +147,8 @@ class _Basis:
         if n == 1:
             return None
         kept = [by_block(p.basis, n, p.num_blocks) for p in _kept_places(segments) if p.basis is not None]
-        found = _eigh(unpack(_part(V, segments, fresh=True), n))
+        fresh = unpack(_part(V, segments, fresh=True), n)
+        found = _eigh(fresh) if len(fresh) else (V.new_empty(0, n), fresh)
         return cls(segments, *found, torch.cat([V.new_empty(0, reflections_length(n)), *kept]))
 
     def turn(self, vectors: Tensor, back: bool = False) -> Tensor:
