@@ -187,7 +187,7 @@ class BlockOptimizer(Optimizer):
         group, held = unit.group, [self.state.get(param, {}) for param in unit.params]
         step = self._steps_taken(unit, held[0]) + 1
         key = unit.index, step, statistics_dtype(unit.owner)
-        coefficients = known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:]))
+        coefficients = known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:], self.final_lr(group)))
         closed = is_closed(group, step)
         kept = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
         states = self._states(unit, held, kept, update)
@@ -204,8 +204,8 @@ class BlockOptimizer(Optimizer):
         else:
             update.add_parameter(unit, states[0], refresh, coefficients, tally)
 
-    def coefficients(self, group: Group, step: int, dtype: torch.dtype) -> Coefficients:
-        """All numbers of this group's step number `step`, for statistics of this dtype."""
+    def coefficients(self, group: Group, step: int, dtype: torch.dtype, final_lr: float | None) -> Coefficients:
+        """All numbers of this group's step number `step`, for statistics of this dtype, clipped around `final_lr`."""
         require_lr(type(self).__name__, group["lr"])
         lr = float(group["lr"])
         decay, decoupled = float(group["weight_decay"]), self.decouples_weight_decay
@@ -221,9 +221,9 @@ class BlockOptimizer(Optimizer):
             float(group["eps"]),
             resolution=resolution_of(dtype),
         )
-        target = self.final_lr(group)
-        if target is not None:
-            lower, upper = (target, target) if is_closed(group, step) else group["clip"].bounds(step, target)
+        if final_lr is not None:
+            closed = group["clip"].is_closed(step)
+            lower, upper = (final_lr, final_lr) if closed else group["clip"].bounds(step, final_lr)
             spectrum = spectrum._replace(lower=lower, upper=upper)
         return Coefficients(descent, first, second, spectrum)
 
