@@ -51,7 +51,7 @@ class EighKernel(Kernel):
         y = m if basis is None else (basis.mT @ m.unsqueeze(-1)).squeeze(-1)
         direction = s * y if basis is None else (basis @ (s * y).unsqueeze(-1)).squeeze(-1)
         measured = any(segment.tally is not None for segment in segments)
-        sums = _sums(f, y, first.correction).split(counts, dim=1) if measured else []
+        sums = _sums(f, y).split(counts, dim=1) if measured else []
         kept = basis.flatten(1) if basis is not None else torch.ones_like(m)
         new = [list(t.split(counts)) for t in (direction, m, V, kept, eigenvalues)]
         for i, place in enumerate(places):  # as the places have them: what is written later makes no new tensor
@@ -93,7 +93,7 @@ class EighChange:
                 if kept is not None:
                     write_by_block_(kept, new)
             if tally is not None:
-                tally.add(self.sums[i])
+                tally.add(self.sums[i], coefficients.first.correction)
 
 
 def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
@@ -104,10 +104,10 @@ def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
     return torch.cat(rows)
 
 
-def _sums(f: Tensor, y: Tensor, correction: Tensor) -> Tensor:
-    """Sum f y² / c and y² / c² over each block, [2, num_blocks]; in float64, where no square is lost."""
-    square = (y.double() / correction).square()
-    return torch.stack([(f.double() * correction * square).sum(1), square.sum(1)])
+def _sums(f: Tensor, y: Tensor) -> Tensor:
+    """Sum f y² and y² over each block, [2, num_blocks]; in float64, where no square is lost."""
+    square = y.double().square()
+    return torch.stack([(f.double() * square).sum(1), square.sum(1)])
 
 
 def _columns(segments: Sequence[Segment], like: Tensor) -> Any:

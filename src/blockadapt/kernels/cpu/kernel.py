@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batch, Kernel, Segment
+from blockadapt.kernels.contract import Batch, Kernel, Segment, alike
 from blockadapt.kernels.layout import MAX_TILED
 from blockadapt.kernels.refresh import decomposed
 from blockadapt.spectrum import InverseRoot
@@ -33,7 +33,8 @@ class NumbaKernel(Kernel):
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> NumbaChange:
         """See `Kernel.prepare`."""
-        return NumbaChange([self._work_list(batch, alike) for alike in _work().alike(segments)], segments)
+        there = [segment for segment in segments if segment.place.num_blocks]
+        return NumbaChange([self._work_list(batch, each) for each in alike(there)], segments)
 
     def _work_list(self, batch: Batch, segments: Sequence[Segment]) -> Any:
         """The work list of these segments, filled in; the one of an earlier step if they lie where they lay."""
