@@ -11,41 +11,42 @@ parameters, whatever the parameter's dtype.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from blockadapt.terms import Term, power
+
 
 class FirstMoment(NamedTuple):
     """How m moves at one step, and what makes it unbiased: m̂ = m / correction."""
 
-    beta: float
-    correction: float
+    beta: Term
+    correction: Term
 
 
 class SecondMoment(NamedTuple):
     """How V moves at one step, V ← decay V + weight g gᵀ, and what makes it unbiased: V̂ = V / correction."""
 
-    decay: float
-    weight: float
-    correction: float
+    decay: Term
+    weight: Term
+    correction: Term
 
 
-def first_moment(beta1: float, beta1_decay: float, step: int, bias_correction: bool) -> FirstMoment:
+def first_moment(beta1: float, beta1_decay: float, step: Term, bias_correction: bool) -> FirstMoment:
     """β₁ₜ = β₁ λ^{t−1}; the weights of g₁..gₜ in m sum to 1 − Π β₁τ = 1 − β₁ᵗ λ^{t(t−1)/2}."""
-    beta = beta1 * beta1_decay ** (step - 1)
-    correction = 1 - beta1**step * beta1_decay ** (step * (step - 1) / 2) if bias_correction else 1.0
-    return FirstMoment(beta, correction)
+    beta = beta1 * power(beta1_decay, step - 1)
+    left = power(beta1, step) * power(beta1_decay, step * (step - 1) / 2) if bias_correction else 0.0
+    return FirstMoment(beta, 1 - left)
 
 
-def running_mean(beta2: float, step: int, bias_correction: bool) -> SecondMoment:
+def running_mean(beta2: float, step: Term, bias_correction: bool) -> SecondMoment:
     """V ← β₂ V + (1 − β₂) g gᵀ (RMSprop, Adam)."""
-    return SecondMoment(beta2, 1 - beta2, 1 - beta2**step if bias_correction else 1.0)
+    return SecondMoment(beta2, 1 - beta2, 1 - power(beta2, step) if bias_correction else 1.0)
 
 
-def average(step: int) -> SecondMoment:
+def average(step: Term) -> SecondMoment:
     """V ← (1 − 1/t) V + g gᵀ / t, the mean of all g gᵀ so far (AdaGrad, AdaFom). Unbiased as it is."""
     return SecondMoment(1 - 1 / step, 1 / step, 1.0)
 
@@ -60,7 +61,6 @@ def packed_length(n: int) -> int:
     return n * (n + 1) // 2
 
 
-@lru_cache(maxsize=256)
 def _triangle(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     rows, columns = torch.tril_indices(n, n, device=device)
     return rows, columns

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from blockadapt.terms import Term, at_most
 from blockadapt.validation import is_number, require, require_beta, require_integer, require_number
 
 CLOSED = 1e-2
@@ -100,13 +101,13 @@ class SpectrumClip:
         """
         return cls(final_lr="auto", gamma=_gamma("SpectrumClip.auto", steps, adaptive))
 
-    def bounds(self, step: int, target: float | None = None) -> tuple[float, float]:
+    def bounds(self, step: Term, target: Term | None = None) -> tuple[Term, Term]:
         """Give (λₗ, λᵤ) at this step around α* = target, by default `final_lr`."""
         if target is None:
             require(self.final_lr != "auto", "SpectrumClip.bounds", "target", "given where α* is measured", None)
             target = float(self.final_lr)
         progress = self.gamma * step
-        return target * (1 - 1 / (progress + 1)), min(target * (1 + 1 / progress), UNBOUNDED)
+        return target * (1 - 1 / (progress + 1)), at_most(target * (1 + 1 / progress), UNBOUNDED)
 
     def is_closed(self, step: int) -> bool:
         """Say whether the interval is so narrow that the step is SGD's."""
@@ -164,11 +165,11 @@ class Spectrum(NamedTuple):
     corrected step. Eigenvalues count as no less than `resolution` · λ_max, see `resolution_of`.
     """
 
-    lr: float
-    correction: float
-    damping: float
-    lower: float = 0.0
-    upper: float = UNBOUNDED
+    lr: Term
+    correction: Term
+    damping: Term
+    lower: Term = 0.0
+    upper: Term = UNBOUNDED
     resolution: float = 0.0
 
 

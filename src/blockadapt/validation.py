@@ -20,26 +20,45 @@ class Described(str):
 
 
 def refusal(owner: str, argument: str, rule: str, value: object) -> str:
-    """The one sentence that says what was wrong."""
+    """Return the one sentence that says what was wrong."""
     return f"{owner}: `{argument}` must be {rule}, got {value!r}."
 
 
 def require(ok: bool, owner: str, argument: str, rule: str, value: object) -> None:
-    """Raise ValueError with the one sentence unless `ok`."""
+    """Raise unless `ok`.
+
+    Raises:
+        ValueError: With the one sentence.
+    """
     if not ok:
         raise ValueError(refusal(owner, argument, rule, value))
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers lie where its strides say.
+    """Tell whether a tensor's numbers lie where its strides say, or would lie there if it had any (FakeTensor).
 
-    A sparse tensor, or a subclass that dispatches by itself, keeps them elsewhere.
+    A sparse tensor, or another subclass that dispatches by itself, keeps them elsewhere.
     """
-    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__ and tensor.layout is torch.strided
+    alone = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return (alone or not has_numbers(tensor)) and tensor.layout is torch.strided
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Tell whether a tensor has memory with numbers in it: not on the device "meta", and no FakeTensor."""
+    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+        return not tensor.is_meta
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not isinstance(tensor, FakeTensor)
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Tell whether the host reads a tensor's numbers: on the CPU, and on devices without float64, which it needs."""
+    return tensor.device.type in ("cpu", "mps") and has_numbers(tensor)
 
 
 def is_number(value: object) -> bool:
-    """A real scalar, NumPy's too; not bool."""
+    """Tell whether a value is a real scalar, NumPy's too; bool is none."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -69,14 +88,19 @@ def _interval(least: float, above: float, below: float, most: float) -> str:
 
 
 def require_beta(owner: str, argument: str, value: Any) -> None:
-    """A decay rate lies in [0, 1)."""
+    """Raise unless `value` is a decay rate, which lies in [0, 1)."""
     require_number(owner, argument, value, least=0, below=1)
 
 
 def require_lr(owner: str, value: Any) -> None:
-    """A learning rate is a number or a one-element tensor, finite and not negative."""
+    """Raise unless `value` is a learning rate: a number or one-element tensor, finite and not negative.
+
+    One that lies on a device is taken at its word: to look at it would be to wait for the device.
+    """
     if isinstance(value, Tensor):
         require(value.numel() == 1, owner, "lr", "a number or a one-element tensor", tuple(value.shape))
+        if not is_on_host(value):
+            return
         value = value.item()
     require_number(owner, "lr", value, least=0)
 

@@ -76,6 +76,7 @@ LAST_KEYWORDS = {
     "refresh_every": 1,
     "maximize": False,
     "on_nonfinite": "raise",
+    "capturable": False,
     "backend": "auto",
     "process_group": None,
 }

@@ -105,7 +105,7 @@ def _gradients(unit: Unit, x: Sequence[Tensor], now: Coefficients) -> list[Tenso
 def _chunks(
     g: Tensor, m: Tensor, now: BlockState, before: BlockState
 ) -> Iterator[tuple[Tensor, Tensor, BlockState, BlockState]]:
-    """Go through the same blocks, so few at a time that their matrices fit into `CHUNK`."""
+    """Yield the same blocks, so few at a time that their matrices fit into `CHUNK`."""
     size = max(1, CHUNK // g.shape[1] ** 2)
     for start in range(0, len(g), size):
         piece = slice(start, start + size)
@@ -175,5 +175,5 @@ def _look_at_projection(P: Operator, m: Tensor, now: Coefficients) -> Mapping[st
     """Give pᵀm̂ and m̂ᵀm̂, with p the step before any clip; see `spectrum.Estimate`."""
     if P.unclipped is None:
         return {"along": math.nan, "square": math.nan}
-    power, c = P.to_basis(m).square(), now.first.correction
+    power, c = P.to_basis(m).square(), float(now.first.correction)
     return {"along": (P.unclipped * power).sum().item() / c, "square": power.sum().item() / c**2}

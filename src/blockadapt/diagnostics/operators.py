@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from blockadapt.kernels import Coefficients, Dispatcher
+from blockadapt.kernels.reflections import basis_of
 from blockadapt.moments import packed_length, statistics_dtype
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.optimizers.storage import WIDTHS, state_rows, steps_taken
@@ -29,7 +30,8 @@ def block_state(optimizer: BlockOptimizer, unit: Unit) -> BlockState:
 
 def final_lrs(optimizer: BlockOptimizer) -> list[float | None]:
     """Give α* of each param group as the next step will use it."""
-    return [optimizer.final_lr(group) for group in optimizer.param_groups]
+    used = [optimizer.final_lr(group) for group in optimizer.param_groups]
+    return [None if final_lr is None else float(final_lr) for final_lr in used]
 
 
 def latest_coefficients(
@@ -46,7 +48,8 @@ def latest_coefficients(
     if not step:
         return None
     final_lr = (final_lrs(optimizer) if used is None else used)[unit.index]
-    return optimizer.coefficients(unit.group, step, statistics_dtype(unit.owner), final_lr)
+    now = optimizer.coefficients(unit.group, step, statistics_dtype(unit.owner), final_lr)
+    return Coefficients.of(map(float, now.terms))
 
 
 def parts(unit: Unit, tensors: Sequence[Tensor], *states: BlockState) -> Iterator[tuple[Tensor, list[BlockState]]]:
@@ -132,10 +135,10 @@ def applied(
     k = like.shape[1]
     basis: Tensor | None
     if "second_moment" not in rows:
-        s = torch.full(like.shape, spectrum.upper, dtype=torch.float64, device=like.device)
+        s = torch.full(like.shape, float(spectrum.upper), dtype=torch.float64, device=like.device)
         return Operator(s, None, None, None)
     if "basis" in rows and (n := rows["eigenvalues"].shape[1]) > 1:
-        eigenvalues, basis = rows["eigenvalues"].double(), rows["basis"].double().view(-1, n, n)[:, :k]
+        eigenvalues, basis = rows["eigenvalues"].double(), basis_of(rows["basis"].double(), n)[:, :k]
     else:  # the first k rows of a packed triangle are the block without the coordinates that a short run lacks
         packed = rows["second_moment"].double()[:, : packed_length(k)]
         eigenvalues, basis = kernels.decompose(packed, k, function) if k > 1 else (packed, None)

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from blockadapt.moments import FirstMoment, SecondMoment
 from blockadapt.spectrum import INVERSE_ROOT, SpectralFunction, Spectrum
+from blockadapt.terms import Term
+from blockadapt.validation import has_numbers
 
 
 class Descent(NamedTuple):
@@ -31,11 +33,11 @@ class Descent(NamedTuple):
 
     sign: float
     coupled: float
-    shrink: float
+    shrink: Term
 
 
 class Coefficients(NamedTuple):
-    """All numbers of one step, one NamedTuple a stage."""
+    """All numbers of one step, one NamedTuple a stage. The host knows them, or the device does: see `terms.Term`."""
 
     descent: Descent
     first: FirstMoment
@@ -43,7 +45,7 @@ class Coefficients(NamedTuple):
     spectrum: Spectrum
 
     @property
-    def terms(self) -> tuple[float, ...]:
+    def terms(self) -> tuple[Term, ...]:
         """All of them in a row, in the order of `TERMS`."""
         return (*self.descent, *self.first, *self.second, *self.spectrum)
 
@@ -52,6 +54,11 @@ class Coefficients(NamedTuple):
         """The inverse of `terms`. Columns of tensors may stand for the numbers."""
         rest = iter(terms)
         return cls(*(stage(*islice(rest, len(stage._fields))) for stage in _STAGES))
+
+    def split(self, number: int) -> list[Coefficients]:
+        """The coefficients of each of so many parameters, where a tensor holds one number for each of them."""
+        columns = [term.unbind() if isinstance(term, Tensor) and term.ndim else (term,) * number for term in self.terms]
+        return [Coefficients.of(terms) for terms in zip(*columns, strict=True)]
 
 
 _STAGES: tuple[Any, ...] = tuple(get_type_hints(Coefficients).values())
@@ -63,7 +70,10 @@ TERMS = tuple(
 
 
 class Batch(NamedTuple):
-    """Blocks that go to a kernel together, whatever parameters they are from."""
+    """Blocks that go to a kernel together, whatever parameters they are from.
+
+    Blocks that have no numbers, such as those of a FakeTensor, count as on the device "meta".
+    """
 
     n: int
     dtype: torch.dtype
@@ -85,8 +95,9 @@ class Place:
         m: First moment [major, minor, k], updated in place; None where the gradient itself is used (β₁ = 0).
         second_moment: Packed V [major, minor, n(n+1)/2], updated in place.
         largest: AMSGrad's Σ̂ [major, minor, n], ascending, updated in place; None without AMSGrad.
-        basis: U kept between refreshes [tiles, n·n, TILE], rows of U one after another; None with `refresh_every=1`.
-        eigenvalues: diag(Uᵀ V U) kept with it [tiles, n, TILE].
+        basis: U kept between refreshes, as reflections (`kernels.reflections`), n(n−1)/2 numbers a block, by tile; None
+            with `refresh_every=1`.
+        eigenvalues: diag(Uᵀ V U) kept with it, n numbers a block, by tile. Blocks of 1 keep neither: both are empty.
         function: s(λ) of these blocks.
         offset: Elements from the parameter's first to the first of x.
     """
@@ -113,7 +124,8 @@ class Place:
     @cached_property
     def batch(self) -> Batch:
         """What these blocks are called with."""
-        return Batch(self.n, self.second_moment.dtype, self.x.device, self.function)
+        device = self.x.device if has_numbers(self.x) else torch.device("meta")
+        return Batch(self.n, self.second_moment.dtype, device, self.function)
 
     @cached_property
     def keeps(self) -> tuple[bool, bool, bool]:

@@ -12,14 +12,15 @@ from blockadapt.kernels.contract import Batch, Change, Kernel, Segment
 from blockadapt.kernels.cpu.kernel import NumbaKernel
 from blockadapt.kernels.eigh import EighKernel
 from blockadapt.kernels.gpu.kernel import TritonKernel
+from blockadapt.kernels.host import HostKernel
 from blockadapt.spectrum import SpectralFunction
 from blockadapt.validation import refusal, require
 
 BACKENDS: Mapping[str, tuple[Callable[[], Kernel], ...]] = {
-    "auto": (NumbaKernel, partial(TritonKernel, gpus_only=True), EighKernel),
-    "eigh": (EighKernel,),
-    "numba": (NumbaKernel, EighKernel),
-    "triton": (TritonKernel, EighKernel),
+    "auto": (NumbaKernel, partial(TritonKernel, gpus_only=True), EighKernel, HostKernel),
+    "eigh": (EighKernel, HostKernel),
+    "numba": (NumbaKernel, EighKernel, HostKernel),
+    "triton": (TritonKernel, EighKernel, HostKernel),
 }
 """The kernels behind each name, in the order in which they are asked."""
 
@@ -32,7 +33,7 @@ class Dispatcher:
 
     Example:
         >>> [kernel.name for kernel in get_kernel("auto").kernels]
-        ['numba', 'triton', 'eigh']
+        ['numba', 'triton', 'eigh', 'host']
 
     Args:
         kernels: They, in the order in which they are asked.
@@ -44,7 +45,7 @@ class Dispatcher:
         self._owner = owner
 
     def kernel_for(self, batch: Batch) -> Kernel:
-        """The first kernel that takes this batch; the last of all, `eigh`, takes any."""
+        """Ask for the first kernel that takes this batch; the last of all, `host`, takes any."""
         return next(kernel for kernel in self.kernels if kernel.takes(batch))
 
     def prepare(self, batches: Mapping[Batch, Sequence[Segment]]) -> list[Change]:
@@ -62,14 +63,14 @@ class Dispatcher:
 
 
 def get_kernel(backend: str | Kernel, owner: str = "get_kernel") -> Dispatcher:
-    """The kernels behind a backend: a name of `BACKENDS`, or a kernel of the user's, which is asked before `eigh`.
+    """Make the kernels behind a backend: a name of `BACKENDS`, or a kernel of the user's, which is asked before `eigh`.
 
     Raises:
         ValueError: There is no such backend.
         ImportError: The backend is asked for by name, and the package behind it is not installed.
     """
     if isinstance(backend, Kernel):
-        return Dispatcher([backend, EighKernel()], owner)
+        return Dispatcher([backend, EighKernel(), HostKernel()], owner)
     rule = f"one of {', '.join(map(repr, BACKENDS))}, or a Kernel"
     require(isinstance(backend, str) and backend in BACKENDS, owner, "backend", rule, backend)
     package = _NEEDS.get(backend)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,17 +23,30 @@ from blockadapt.optimizers.ranks import (
     Ranks,
     SharedOut,
     Verdict,
+    are_sharded,
     is_flattened,
     is_sharded,
     require_placements,
 )
-from blockadapt.optimizers.storage import State, all_in_form, block_state_names, shapes_of, steps_taken
+from blockadapt.optimizers.standing import Standing
+from blockadapt.optimizers.storage import (
+    State,
+    all_in_form,
+    block_state_names,
+    counter_device,
+    shapes_of,
+    steps_taken,
+)
+from blockadapt.optimizers.traced import TracedStep
 from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed, units_of
 from blockadapt.optimizers.update import Update
 from blockadapt.partition import IndexGroups, require_grouping
 from blockadapt.spectrum import INVERSE_ROOT, Estimate, SpectralFunction, Spectrum, SpectrumClip, resolution_of
+from blockadapt.terms import Term, term_of
 from blockadapt.validation import (
     Described,
+    has_numbers,
+    is_on_host,
     is_plain,
     refusal,
     require,
@@ -49,10 +63,13 @@ _NOT_OPTIONS = ("params", "param_names", "peak_lr", *_SCHEDULERS_OWN, "different
 _FAMILY_OPTIONS = ("betas", "alpha", "beta1", "momentum", "beta1_decay", "amsgrad", "backend", "process_group")
 """Options that some optimizers of the family have in their param groups, and others do not."""
 
+CAPTURABLE = ("cuda", "xpu", "hpu", "privateuseone", "xla")
+"""Kinds of devices on which a step may be captured: those for which torch's own optimizers have `capturable`."""
+
 Closure = Callable[[], Any]
 
 
-class BlockOptimizer(Optimizer):
+class BlockOptimizer(TracedStep, Optimizer):
     """Base of the family. A subclass names its options and says how the moments and the step size move.
 
     Everything else is here: param groups, state, atomic steps, checkpoints.
@@ -71,6 +88,7 @@ class BlockOptimizer(Optimizer):
         self._process_group = process_group
         self._set_up()
         super().__init__(params, {**defaults, "skipped_steps": 0, "estimate": tuple(Estimate())})
+        self._groups = self.param_groups  # by another name, see `TracedStep`
 
     def _set_up(self) -> None:
         """Make what is not kept in a copy or a pickle."""
@@ -80,6 +98,8 @@ class BlockOptimizer(Optimizer):
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
         self._estimates = Estimates(owner)
         self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
+        self._standing: dict[int, Standing] = {}
+        self._forget_twin(anew=True)
 
     def keeps_first_moment(self, group: Group) -> bool:
         """Whether this group has a first moment: always, or since a schedule set its `momentum`."""
@@ -90,21 +110,20 @@ class BlockOptimizer(Optimizer):
     def _require_options(self, group: Group) -> None:
         """Raise unless the options of its own are valid."""
 
-    def _first_moment(self, group: Group, step: int) -> FirstMoment:
+    def _first_moment(self, group: Group, step: Term) -> FirstMoment:
         """How m moves at this step; by default it is the gradient."""
         return FirstMoment(0.0, 1.0)
 
-    def _second_moment(self, group: Group, step: int) -> SecondMoment:
+    def _second_moment(self, group: Group, step: Term) -> SecondMoment:
         """How V moves at this step."""
         raise NotImplementedError
 
-    def _step_size(self, lr: float, step: int) -> float:
+    def _step_size(self, lr: Term, step: Term) -> Term:
         """αₜ."""
         return lr
 
     # The step ------------------------------------------------------------------------------------------------------
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]  # as in torch's own optimizers; the public one imports for 1 s
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
         """Take one step. If it raises, parameters and state are as before.
@@ -120,6 +139,14 @@ class BlockOptimizer(Optimizer):
             RuntimeError: A gradient is sparse, or another process failed or was lost.
             ValueError: An option, a gradient or the state is not what a step can take; the message says which.
         """
+        if torch.compiler.is_compiling():
+            return self._traced_step(closure)
+        self._forget_twin()
+        with _mode_of(self.param_groups):
+            return self.take_step(closure)
+
+    def take_step(self, closure: Closure | None = None) -> Any:
+        """See `step`, without its hooks."""
         self._ranks.require_whole()
         try:
             loss = None
@@ -142,7 +169,7 @@ class BlockOptimizer(Optimizer):
         self._estimates.add_up(self.param_groups)
         self._ranks.finish_()
         for group in self.param_groups:
-            group["peak_lr"] = _peak(group)
+            _raise_peak_(group)
         return loss
 
     def _made_ready(self) -> list[Update] | None:
@@ -152,14 +179,43 @@ class BlockOptimizer(Optimizer):
             return None
         self._estimates.begin()
         updates = []
-        known: dict[tuple[int, int, torch.dtype], Coefficients] = {}
+        known: dict[Any, Coefficients] = {}
         for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
             update = Update(self.spectral_function)
-            for unit in together:
+            known |= self._known_to_devices(together)
+            others = self._repeat(bucket, together, update, known)
+            for unit in together if others is None else others:
                 self._prepare(unit, update, known)
+            if others is None:
+                update.finish.append(partial(self._stand, bucket, together))
             update.prepare(self._kernels_of(bucket))
             updates.append(update)
         return updates
+
+    def _repeat(
+        self, bucket: int, units: Sequence[Unit], update: Update, known: dict[Any, Coefficients]
+    ) -> list[Unit] | None:
+        """Put what stands as the last step left it into `update`, all at once; returns the others, None for all."""
+        standing = self._standing.get(bucket)
+        steps = standing.steps(units, self._needed, self.state) if standing is not None else None
+        if standing is None or steps is None:
+            return None
+        kinds = standing.kinds(steps)
+        if any(is_closed(self.param_groups[kind.group], kind.step) for kind in kinds.values()):
+            return None
+        plans = {
+            key: (
+                self._is_due(self.param_groups[kind.group], kind.step, kind.n),
+                self._coefficients_of(kind[:3], known),
+                self._estimates.tally(standing.first[kind.group]),
+            )
+            for key, kind in kinds.items()
+        }
+        return standing.others if standing.add_to(update, steps, plans) else None
+
+    def _stand(self, bucket: int, units: Sequence[Unit]) -> None:
+        """Nothing has changed since, until the next step finds otherwise."""
+        self._standing[bucket] = Standing(units, self.state)
 
     def _kernels_of(self, bucket: int) -> Dispatcher:
         """Kernels of its own for each bucket: they keep what they know of the blocks that they moved last."""
@@ -179,24 +235,24 @@ class BlockOptimizer(Optimizer):
         self._ranks.share_out(units)
         return units
 
-    def _prepare(self, unit: Unit, update: Update, known: dict[tuple[int, int, torch.dtype], Coefficients]) -> None:
+    def _prepare(self, unit: Unit, update: Update, known: dict[Any, Coefficients]) -> None:
         """Put one unit's part of the step into `update`; changes nothing.
 
         `known` has the coefficients that other units needed: parameters of a group are almost always at the same step.
+        A unit whose counter lies on a device has its own there.
         """
         group, held = unit.group, [self.state.get(param, {}) for param in unit.params]
-        step = self._steps_taken(unit, held[0]) + 1
-        key = unit.index, step, statistics_dtype(unit.owner)
-        coefficients = known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:], self.final_lr(group)))
+        coefficients, step = known.get(unit), 0
+        if coefficients is None:
+            step = self._steps_taken(unit, held[0]) + 1
+            coefficients = self._coefficients_of((unit.index, step, statistics_dtype(unit.owner)), known)
         closed = is_closed(group, step)
-        kept = [] if closed else block_state_names(group.get("amsgrad", False), group["refresh_every"])
-        states = self._states(unit, held, kept, update)
+        states = self._states(unit, held, self._kept(group, step), update)
         if closed:
             for param, state in zip(unit.params, states, strict=True):
                 update.add_scaled(unit, param, state, coefficients)
             return
-        # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
-        due = step <= max(unit.cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
+        due = self._is_due(group, step, max(unit.cut.sizes, default=1))
         refresh = due or not {"basis", "eigenvalues"} <= held[0].keys()
         tally = self._estimates.tally(unit)
         if unit.spans:
@@ -204,10 +260,39 @@ class BlockOptimizer(Optimizer):
         else:
             update.add_parameter(unit, states[0], refresh, coefficients, tally)
 
-    def coefficients(self, group: Group, step: int, dtype: torch.dtype, final_lr: float | None) -> Coefficients:
-        """All numbers of this group's step number `step`, for statistics of this dtype, clipped around `final_lr`."""
+    def _is_due(self, group: Group, step: int, n: int) -> bool:
+        """Whether a basis is to be found anew.
+
+        Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
+        """
+        return step <= n or (step - 1) % int(group["refresh_every"]) == 0
+
+    def _coefficients_of(self, key: tuple[int, int, torch.dtype], known: dict[Any, Coefficients]) -> Coefficients:
+        """The coefficients of a group's step, from `known` if other units have needed the same."""
+        group = self.param_groups[key[0]]
+        return known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:], self.final_lr(group)))
+
+    def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, Coefficients]:
+        """The coefficients of units whose steps only their devices count, many units at a time."""
+        alike: dict[tuple[int, torch.dtype, torch.device], list[Unit]] = {}
+        for unit in units:
+            if unit.group["capturable"]:
+                alike.setdefault((unit.index, statistics_dtype(unit.owner), unit.owner.device), []).append(unit)
+        known: dict[Unit, Coefficients] = {}
+        for (_, dtype, device), together in alike.items():
+            taken = [self._counter(unit, device) for unit in together]
+            group = together[0].group
+            columns = self.coefficients(group, torch.stack(taken).double() + 1, dtype, self.final_lr(group))
+            known |= zip(together, columns.split(len(together)), strict=True)
+        return known
+
+    def coefficients(self, group: Group, step: Term, dtype: torch.dtype, final_lr: Term | None) -> Coefficients:
+        """All numbers of this group's step number `step`, for statistics of this dtype, clipped around `final_lr`.
+
+        `step` may be a tensor with the numbers of several parameters, and so may be what depends on it.
+        """
         require_lr(type(self).__name__, group["lr"])
-        lr = float(group["lr"])
+        lr = term_of(group["lr"])
         decay, decoupled = float(group["weight_decay"]), self.decouples_weight_decay
         first, second = self._first_moment(group, step), self._second_moment(group, step)
         descent = Descent(
@@ -222,23 +307,48 @@ class BlockOptimizer(Optimizer):
             resolution=resolution_of(dtype),
         )
         if final_lr is not None:
-            closed = group["clip"].is_closed(step)
+            closed = is_closed(group, step)
             lower, upper = (final_lr, final_lr) if closed else group["clip"].bounds(step, final_lr)
             spectrum = spectrum._replace(lower=lower, upper=upper)
         return Coefficients(descent, first, second, spectrum)
 
-    def final_lr(self, group: Group) -> float | None:
+    def final_lr(self, group: Group) -> Term | None:
         """α* of a param group at its present lr; None without a clip, and before an `"auto"` one has measured it."""
         self._estimates.read()
         clip: SpectrumClip | None = group["clip"]
         if clip is None:
             return None
         if clip.final_lr != "auto":
-            return clip.final_lr * float(group["lr"]) / float(_peak(group))
+            return clip.final_lr * term_of(group["lr"]) / term_of(_peak(group))
         ratio = Estimate.of(type(self).__name__, group["estimate"]).ratio
-        return None if ratio is None else ratio * float(group["lr"])
+        return None if ratio is None else ratio * term_of(group["lr"])
 
     # State ---------------------------------------------------------------------------------------------------------
+
+    def make_state_(self) -> list[Unit]:
+        """Make what the next step would make of state, in form, and say which units it would move."""
+        update = Update(self.spectral_function)
+        units = [unit for unit in self.units() if unit.is_moved()]
+        for unit in units:
+            held = [self.state.get(param, {}) for param in unit.params]
+            step = 0 if unit.group["capturable"] else self._steps_taken(unit, held[0]) + 1
+            self._states(unit, held, self._kept(unit.group, step), update)
+        for action in update.finish:
+            action()
+        return units
+
+    def _kept(self, group: Group, step: int) -> list[str]:
+        """The state that blocks keep after this step."""
+        return [] if is_closed(group, step) else block_state_names(group.get("amsgrad", False), group["refresh_every"])
+
+    def _all_kept(self, group: Group, kept: Sequence[str]) -> list[str]:
+        """What blocks keep, and the first moment."""
+        return [*kept, *["exp_avg"] * self.keeps_first_moment(group)]
+
+    def _needed(self, index: int) -> list[str] | None:
+        """All that units of a group keep while its clip is open; None if their devices count the steps."""
+        group = self.param_groups[index]
+        return None if group["capturable"] else self._all_kept(group, self._kept(group, 0))
 
     def _states(self, unit: Unit, held: list[State], kept: Sequence[str], update: Update) -> list[State]:
         """The state of each parameter with all that this step needs, in the one form that kernels take.
@@ -246,8 +356,8 @@ class BlockOptimizer(Optimizer):
         What is new, converted or no longer needed is put in place only if the step succeeds. While nothing has changed
         since the step before, nothing is looked at again.
         """
-        states, all_kept = held, [*kept, *["exp_avg"] * self.keeps_first_moment(unit.group)]
-        if not unit.is_known(all_kept, held):
+        states, all_kept = held, self._all_kept(unit.group, kept)
+        if not unit.is_known(all_kept, unit.group["capturable"], held):
             unit.forget()
             states = [self._fitted(unit, param, kept if param is unit.owner else (), update) for param in unit.params]
             update.finish.append(lambda: self._remember(unit, all_kept))
@@ -256,9 +366,11 @@ class BlockOptimizer(Optimizer):
         return states
 
     def _remember(self, unit: Unit, kept: Sequence[str]) -> None:
-        """All is in order now."""
+        """All is in order now. What has no numbers lies nowhere, and is looked at again each time."""
         parts = [unit.part(param) for param in unit.params]
-        unit.known = Known.of(kept, parts, [self.state[param] for param in unit.params])
+        if all(map(has_numbers, parts)):
+            states = [self.state[param] for param in unit.params]
+            unit.known = Known.of(kept, unit.group["capturable"], parts, states)
 
     def _fitted(self, unit: Unit, param: Tensor, kept: Sequence[str], update: Update) -> State:
         """The state of a parameter for this step; see `_states`.
@@ -269,9 +381,13 @@ class BlockOptimizer(Optimizer):
         """
         owner, whose = type(self).__name__, self._describe(unit, param)
         self._require_writable(unit.part(param), whose)
+        if unit.group["capturable"]:
+            rule = f"False where parameters are not on one of {', '.join(CAPTURABLE)} (for {whose})"
+            fits = param.device.type in CAPTURABLE
+            require(fits, owner, "capturable", rule, Described(f"True for {param.device.type}"))
         held = self.state.get(param, {})
         shapes = shapes_of(unit.shape(param), unit.cut if param is unit.owner else None)
-        fitted = all_in_form(owner, whose, held, shapes, param, unit.cut)
+        fitted = all_in_form(owner, whose, held, shapes, param, unit.cut, unit.group["capturable"])
         needed = ["step"] + ["exp_avg"] * self.keeps_first_moment(unit.group) + (["cut", *kept] if kept else [])
         for name in needed:
             if name not in fitted:
@@ -298,7 +414,7 @@ class BlockOptimizer(Optimizer):
             rule = f"whole, or deleted to begin anew (for {self._describe(unit, param)})"
             raise ValueError(refusal(owner, "state", rule, Described(f"one without {name!r}")))
         if name == "step":
-            return torch.zeros((), dtype=torch.int64)
+            return torch.tensor(0, dtype=torch.int64, device=counter_device(param, unit.group["capturable"]))
         if name == "cut":
             return torch.tensor(unit.cut.fingerprint, dtype=torch.int64)
         return torch.zeros(shape, dtype=statistics_dtype(param), device=unit.part(param).device)
@@ -318,10 +434,23 @@ class BlockOptimizer(Optimizer):
         count = held.get("step")
         if count is None:
             return 0
-        if isinstance(count, Tensor) and is_plain(count) and count.numel() == 1 and (steps := int(count)) >= 0:
+        if _is_count(count) and (steps := int(count)) >= 0:
             return steps
+        raise ValueError(self._no_count(unit, count))
+
+    def _counter(self, unit: Unit, device: torch.device) -> Tensor:
+        """The same as a number on the device, which nobody waits for."""
+        count: Any = self.state.get(unit.owner, {}).get("step")
+        if count is None:
+            return torch.zeros((), dtype=torch.int64, device=device)
+        if _is_count(count):
+            counter: Tensor = count.detach().reshape(()).to(device, torch.int64)
+            return counter
+        raise ValueError(self._no_count(unit, count))
+
+    def _no_count(self, unit: Unit, count: object) -> str:
         rule = f"a count of steps (in the state of {self._describe(unit, unit.owner)})"
-        raise ValueError(refusal(type(self).__name__, "step", rule, count))
+        return refusal(type(self).__name__, "step", rule, count)
 
     def _describe(self, unit: Unit, param: Tensor) -> str:
         position = next(i for i, other in enumerate(unit.params) if other is param)
@@ -334,18 +463,16 @@ class BlockOptimizer(Optimizer):
 
     def _has_usable_gradients(self) -> bool:
         """Whether to step. Raises at what can never be used."""
-        owner, usable = type(self).__name__, True
+        owner = type(self).__name__
         for index, group in enumerate(self.param_groups):
             require_gradients(owner, group, index)
-            if group["on_nonfinite"] == "propagate":
-                continue
-            coupled = 0.0 if self.decouples_weight_decay else float(group["weight_decay"])
-            if are_usable(group, coupled):
-                continue
-            if group["on_nonfinite"] == "raise":
-                raise unusable(owner, group, index, coupled)
-            usable = False
-        return usable
+        coupled = [0.0 if self.decouples_weight_decay else float(group["weight_decay"]) for group in self.param_groups]
+        looked_at = [i for i, group in enumerate(self.param_groups) if group["on_nonfinite"] != "propagate"]
+        usable = are_usable([(self.param_groups[i], coupled[i]) for i in looked_at])
+        for index in [index for index, is_usable in zip(looked_at, usable, strict=True) if not is_usable]:
+            if self.param_groups[index]["on_nonfinite"] == "raise":
+                raise unusable(owner, self.param_groups[index], index, coupled[index])
+        return all(usable)
 
     # torch.optim.Optimizer -----------------------------------------------------------------------------------------
 
@@ -401,7 +528,8 @@ class BlockOptimizer(Optimizer):
         require(clip is None or isinstance(clip, SpectrumClip), owner, "clip", "a SpectrumClip or None", clip)
         given = clip is not None and clip.final_lr != "auto"
         rule = "> 0 where `clip` has a `final_lr`, because its bounds follow lr / peak_lr"
-        require(not given or float(group["peak_lr"]) > 0, owner, "lr", rule, group["peak_lr"])
+        peak_lr = term_of(group["peak_lr"]) if given else 1.0
+        require(isinstance(peak_lr, Tensor) or peak_lr > 0, owner, "lr", rule, group["peak_lr"])
         Estimate.of(owner, group["estimate"])
         require_integer(owner, "refresh_every", group["refresh_every"], least=1)
         for name in ("amsgrad", "bias_correction", "maximize"):
@@ -412,6 +540,23 @@ class BlockOptimizer(Optimizer):
         if "beta1_decay" in self.defaults:
             require_number(owner, "beta1_decay", group["beta1_decay"], above=0, most=1)
         require_choice(owner, "on_nonfinite", group["on_nonfinite"], ("raise", "skip", "propagate"))
+        require_bool(owner, "capturable", group["capturable"])
+        if group["capturable"]:
+            self._require_capturable(group)
+
+    def _require_capturable(self, group: Group) -> None:
+        """Raise unless a step of this group is the same for the host each time."""
+        owner, where = type(self).__name__, "where `capturable` is True, because"
+        every, on_nonfinite = group["refresh_every"], group["on_nonfinite"]
+        require(every == 1, owner, "refresh_every", f"1 {where} a captured step is the same each time", every)
+        rule = f"'propagate' {where} to look at gradients is to wait for the device"
+        require(on_nonfinite == "propagate", owner, "on_nonfinite", rule, on_nonfinite)
+        measures = group["clip"] is not None and group["clip"].final_lr == "auto"
+        rule = f"one with a number for `final_lr` {where} to measure is to wait for the device"
+        require(not measures, owner, "clip", rule, group["clip"])
+        alone = self._process_group is None and not are_sharded(group["params"])
+        rule = "False with a `process_group` or DTensors, because processes wait for each other"
+        require(alone, owner, "capturable", rule, True)
 
     def _require_cut_of(self, group: Group) -> None:
         """Raise unless this group's parameters can be cut as its options say."""
@@ -456,6 +601,7 @@ class BlockOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         checkpoint.unshield_(state["state"])
         super().__setstate__(state)
+        self._groups = self.param_groups
         self._set_up()
 
     def state_dict(self) -> dict[str, Any]:
@@ -477,9 +623,32 @@ class BlockOptimizer(Optimizer):
             handle.remove()
 
 
+def _mode_of(groups: Sequence[Group]) -> Any:
+    """Where FakeTensors are moved: in their mode, which may not be the present one. Elsewhere nothing is entered."""
+    first = next((param for group in groups for param in group["params"]), None)
+    return nullcontext() if first is None else getattr(first, "fake_mode", None) or nullcontext()
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Tensor) and is_plain(value) and value.numel() == 1
+
+
 def _peak(group: Group) -> Any:
     """The largest lr of a group so far, its present one included."""
     lr, peak = group["lr"], group["peak_lr"]
-    if float(lr) <= float(peak):
+    now, before = term_of(lr), term_of(peak)
+    if isinstance(now, Tensor) or isinstance(before, Tensor):
+        device = (now if isinstance(now, Tensor) else before).device  # type: ignore[union-attr]
+        return torch.maximum(*(torch.as_tensor(term, dtype=torch.float64, device=device) for term in (now, before)))
+    if now <= before:
         return peak
     return lr.clone() if isinstance(lr, Tensor) else lr
+
+
+def _raise_peak_(group: Group) -> None:
+    """Remember the largest lr; in place where it lies on a device, so that a captured step does it too."""
+    peak = _peak(group)
+    if isinstance(peak, Tensor) and isinstance(group["peak_lr"], Tensor) and not is_on_host(peak):
+        group["peak_lr"].copy_(peak)
+    else:
+        group["peak_lr"] = peak

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from blockadapt.kernels import Kernel
@@ -11,6 +10,7 @@ from blockadapt.optimizers.base import BlockOptimizer
 from blockadapt.optimizers.unit import Group
 from blockadapt.partition import Grouping
 from blockadapt.spectrum import SpectrumClip
+from blockadapt.terms import Term, root
 from blockadapt.validation import require_beta
 
 
@@ -50,6 +50,7 @@ class BlockAdagrad(BlockOptimizer):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
+        capturable: bool = False,
         backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
@@ -64,14 +65,15 @@ class BlockAdagrad(BlockOptimizer):
             "refresh_every": refresh_every,
             "maximize": maximize,
             "on_nonfinite": on_nonfinite,
+            "capturable": capturable,
         }
         super().__init__(params, defaults, backend, process_group)
 
-    def _second_moment(self, group: Group, step: int) -> SecondMoment:
+    def _second_moment(self, group: Group, step: Term) -> SecondMoment:
         return average(step)
 
-    def _step_size(self, lr: float, step: int) -> float:
-        return lr / math.sqrt(step)
+    def _step_size(self, lr: Term, step: Term) -> Term:
+        return lr / root(step)
 
 
 class BlockAdaFom(BlockAdagrad):
@@ -117,6 +119,7 @@ class BlockAdaFom(BlockAdagrad):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
+        capturable: bool = False,
         backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
@@ -134,12 +137,13 @@ class BlockAdaFom(BlockAdagrad):
             "refresh_every": refresh_every,
             "maximize": maximize,
             "on_nonfinite": on_nonfinite,
+            "capturable": capturable,
         }
         BlockOptimizer.__init__(self, params, defaults, backend, process_group)
 
     def _require_options(self, group: Group) -> None:
         require_beta(type(self).__name__, "beta1", group["beta1"])
 
-    def _first_moment(self, group: Group, step: int) -> FirstMoment:
+    def _first_moment(self, group: Group, step: Term) -> FirstMoment:
         beta1 = group["beta1"] if group["momentum"] is None else group["momentum"]
         return first_moment(beta1, group["beta1_decay"], step, group["bias_correction"])

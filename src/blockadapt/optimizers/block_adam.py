@@ -10,6 +10,7 @@ from blockadapt.optimizers.base import BlockOptimizer
 from blockadapt.optimizers.unit import Group
 from blockadapt.partition import Grouping
 from blockadapt.spectrum import SpectrumClip
+from blockadapt.terms import Term
 from blockadapt.validation import require, require_beta
 
 
@@ -40,6 +41,8 @@ class BlockAdam(BlockOptimizer):
         maximize: Ascend instead of descend.
         on_nonfinite: At a non-finite gradient `"raise"` NonFiniteGradientError, `"skip"` the whole step and count it in
             `skipped_steps`, or `"propagate"` it unchecked.
+        capturable: Whether a step may be captured in a CUDA graph: its counter lies with the parameter, and nothing
+            waits for the device. It needs `on_nonfinite="propagate"` and `refresh_every=1`, and the clip never closes.
         backend: The kernel: `"auto"` or `"eigh"`.
         process_group: Processes that have the same parameters and gradients, as under DDP, and share the blocks out:
             each keeps the state of its own and moves them.
@@ -70,6 +73,7 @@ class BlockAdam(BlockOptimizer):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
+        capturable: bool = False,
         backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
@@ -87,6 +91,7 @@ class BlockAdam(BlockOptimizer):
             "refresh_every": refresh_every,
             "maximize": maximize,
             "on_nonfinite": on_nonfinite,
+            "capturable": capturable,
         }
         super().__init__(params, defaults, backend, process_group)
 
@@ -97,10 +102,10 @@ class BlockAdam(BlockOptimizer):
         require_beta(owner, "betas[0]", betas[0])
         require_beta(owner, "betas[1]", betas[1])
 
-    def _first_moment(self, group: Group, step: int) -> FirstMoment:
+    def _first_moment(self, group: Group, step: Term) -> FirstMoment:
         return first_moment(group["betas"][0], group["beta1_decay"], step, group["bias_correction"])
 
-    def _second_moment(self, group: Group, step: int) -> SecondMoment:
+    def _second_moment(self, group: Group, step: Term) -> SecondMoment:
         return running_mean(group["betas"][1], step, group["bias_correction"])
 
 
@@ -132,6 +137,7 @@ class BlockAdamW(BlockAdam):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
+        capturable: bool = False,
         backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
@@ -150,6 +156,7 @@ class BlockAdamW(BlockAdam):
             refresh_every=refresh_every,
             maximize=maximize,
             on_nonfinite=on_nonfinite,
+            capturable=capturable,
             backend=backend,
             process_group=process_group,
         )

@@ -10,6 +10,7 @@ from blockadapt.optimizers.base import BlockOptimizer
 from blockadapt.optimizers.unit import Group
 from blockadapt.partition import Grouping
 from blockadapt.spectrum import SpectrumClip
+from blockadapt.terms import Term
 from blockadapt.validation import require_beta
 
 
@@ -53,6 +54,7 @@ class BlockRMSprop(BlockOptimizer):
         refresh_every: int = 1,
         maximize: bool = False,
         on_nonfinite: str = "raise",
+        capturable: bool = False,
         backend: str | Kernel = "auto",
         process_group: Any = None,
     ) -> None:
@@ -69,15 +71,16 @@ class BlockRMSprop(BlockOptimizer):
             "refresh_every": refresh_every,
             "maximize": maximize,
             "on_nonfinite": on_nonfinite,
+            "capturable": capturable,
         }
         super().__init__(params, defaults, backend, process_group)
 
     def _require_options(self, group: Group) -> None:
         require_beta(type(self).__name__, "alpha", group["alpha"])
 
-    def _first_moment(self, group: Group, step: int) -> FirstMoment:
+    def _first_moment(self, group: Group, step: Term) -> FirstMoment:
         beta1: float | None = group["momentum"]
         return FirstMoment(0.0, 1.0) if beta1 is None else first_moment(beta1, 1.0, step, group["bias_correction"])
 
-    def _second_moment(self, group: Group, step: int) -> SecondMoment:
+    def _second_moment(self, group: Group, step: Term) -> SecondMoment:
         return running_mean(group["alpha"], step, group["bias_correction"])

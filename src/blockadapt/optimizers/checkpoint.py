@@ -23,7 +23,7 @@ from blockadapt.partition import IndexGroups
 from blockadapt.spectrum import SpectrumClip
 from blockadapt.validation import Described, refusal
 
-FORMAT = 1
+FORMAT = 2
 """The layout of a saved state."""
 
 FORMAT_KEY = "blockadapt_format"
@@ -56,7 +56,9 @@ def written(owner: str, state_dict: dict[str, Any], units: Sequence[Unit]) -> di
         keys = state_dict["param_groups"][unit.index]["params"][unit.position : unit.position + len(unit.params)]
         if any(name in state.get(keys[0], {}) for name in WIDTHS):
             shapes = shapes_of(unit.shape(unit.owner), unit.cut)
-            kept = all_in_form(owner, repr(unit.name), state[keys[0]], shapes, unit.owner, unit.cut)
+            kept = all_in_form(
+                owner, repr(unit.name), state[keys[0]], shapes, unit.owner, unit.cut, unit.group["capturable"]
+            )
             state[keys[0]] = {name: to_blocks(name, unit.cut, t) if name in WIDTHS else t for name, t in kept.items()}
         if unit.share is not None:
             for key in [key for key in keys if key in state]:
@@ -204,7 +206,7 @@ def _entries(
         }
     if not averages:
         del shapes["exp_avg"]
-    entries = all_in_form(owner, whose, saved, shapes, param, unit.cut)
+    entries = all_in_form(owner, whose, saved, shapes, param, unit.cut, unit.group["capturable"])
     blocks = cut is not None and not is_closed(unit.group, steps_taken(entries))
     needed = ["step"] + ["exp_avg"] * averages + ["cut", "second_moment"] * blocks
     absent = [name for name in needed if name not in entries]

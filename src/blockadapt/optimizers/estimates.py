@@ -17,6 +17,7 @@ from blockadapt.kernels import Tally
 from blockadapt.optimizers.ranks import added_up
 from blockadapt.optimizers.unit import Group, Unit
 from blockadapt.spectrum import Estimate, SpectrumClip
+from blockadapt.validation import has_numbers
 
 
 class Estimates:
@@ -39,12 +40,14 @@ class Estimates:
 
     def tally(self, unit: Unit) -> Tally | None:
         """Give the tally in which this unit's blocks count in this step; None if nobody measures them."""
-        if not self._measures(unit.group):
+        if not self._measures(unit.group) or not has_numbers(unit.part(unit.owner)):
             return None
         key = unit.index, None if unit.share is None else unit.share.processes
         tally = self._counted.get(key)
         if tally is None:
-            tally = self._tallies.setdefault(key, Tally(unit.part(unit.owner).device))
+            device = unit.part(unit.owner).device
+            there = device if device.type != "mps" else torch.device("cpu")  # Apple's GPUs have no float64
+            tally = self._tallies.setdefault(key, Tally(there))
             tally.clear()
             self._counted[key] = tally
         return tally

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 from blockadapt.errors import NonFiniteGradientError
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.ranks import are_sharded, is_sharded, local
 from blockadapt.optimizers.unit import Group, describe
 from blockadapt.partition import MAX_BLOCK
-from blockadapt.validation import Described, is_plain, refusal
+from blockadapt.terms import Term
+from blockadapt.validation import Described, has_numbers, is_plain, refusal
+
+_layout, _dtype, _device, _is_cpu = map(attrgetter, ("layout", "dtype", "device", "is_cpu"))
 
 
 def require_gradients(owner: str, group: Group, index: int) -> None:
@@ -25,6 +31,8 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
         ValueError: A gradient has another shape, device or kind than its parameter, whose data may have been replaced.
     """
     sharded = are_sharded(group["params"])
+    if not sharded and _fit([param for param in group["params"] if param.grad is not None]):
+        return
     for position, param in enumerate(group["params"]):
         grad = param.grad
         if grad is None:
@@ -33,6 +41,7 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
             rule = f"dense (for {describe(group, index, position)})"
             raise RuntimeError(refusal(owner, "grad", rule, grad.layout))
         alike = grad.shape == param.shape and grad.device == param.device
+        alike = alike and (type(grad) is Tensor or has_numbers(grad) is has_numbers(param))
         if alike and grad.dtype.is_floating_point and (_lie_alike(grad, param) if sharded else is_plain(grad)):
             continue
         whose = describe(group, index, position)
@@ -40,6 +49,18 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
         rule = f"{kind} of shape {tuple(param.shape)} on {param.device}, as its parameter is now (for {whose})"
         found = f"{type(grad).__name__} of shape {tuple(grad.shape)} and {grad.dtype} on {grad.device}"
         raise ValueError(refusal(owner, "grad", rule, Described(found)))
+
+
+def _fit(params: Sequence[Tensor]) -> bool:
+    """Whether all gradients are as they should be: in a few passes that run in C, for there may be many."""
+    grads: list[Any] = [param.grad for param in params]
+    kinds: set[type[Tensor]] = {*map(type, grads)}
+    if any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds):
+        return False
+    if {*map(_layout, grads)} - {torch.strided} or not all(kind.is_floating_point for kind in {*map(_dtype, grads)}):
+        return False
+    devices = {*map(_device, grads), *map(_device, params)}
+    return len(devices) <= 1 and [*map(Tensor.size, grads)] == [*map(Tensor.size, params)]
 
 
 def _lie_alike(grad: Any, param: Any) -> bool:
@@ -50,19 +71,34 @@ def _lie_alike(grad: Any, param: Any) -> bool:
     return alike and is_plain(local(grad))
 
 
-def are_usable(group: Group, coupled: float) -> bool:
-    """Whether every g = grad + coupled · x is finite and so small that the trace of g gᵀ is too."""
-    moved = [param for param in group["params"] if param.grad is not None and param.grad.numel()]
-    if not moved:
-        return True
-    xs, grads = [param.detach() for param in moved] if coupled else [], [param.grad for param in moved]
-    if are_sharded(moved):
+def are_usable(groups: Sequence[tuple[Group, float]]) -> list[bool]:
+    """Of each group whether every g = grad + coupled · x is finite and so small that the trace of g gᵀ is too.
+
+    One fast pass tells it of all groups, and waits once for each device: a small norm has no large entry.
+    """
+    moved = [_moved(group) for group, _ in groups]
+    norms = _read([_bound(params, coupled) for params, (_, coupled) in zip(moved, groups, strict=True)])
+    return [
+        norm**2 <= torch.finfo(torch.float32).max
+        or all(bool((_magnitudes(param, coupled) <= _limit(group["params"])).all()) for param in params)
+        for norm, params, (group, coupled) in zip(norms, moved, groups, strict=True)
+    ]
+
+
+def _moved(group: Group) -> list[Tensor]:
+    """The parameters whose gradients have numbers."""
+    params = (param for param in group["params"] if param.grad is not None and param.grad.numel())
+    return [param for param in params if has_numbers(param)]
+
+
+def _bound(params: Sequence[Tensor], coupled: float) -> Term:
+    """‖grad‖₂ + coupled · ‖x‖₂ over all of them, which no |g| exceeds."""
+    if not params:
+        return 0.0
+    xs, grads = [param.detach() for param in params] if coupled else [], [cast(Tensor, p.grad) for p in params]
+    if are_sharded(params):
         xs, grads = [*map(local, xs)], [*map(local, grads)]
-    norm = _norm(grads) + (coupled * _norm(xs) if coupled else 0.0)
-    if norm**2 <= torch.finfo(torch.float32).max:  # one fast pass: a small norm has no large entry
-        return True
-    limit = _limit(group["params"])
-    return all(bool((_magnitudes(param, coupled) <= limit).all()) for param in moved)
+    return _norm(grads) + (coupled * _norm(xs) if coupled else 0.0)
 
 
 def unusable(owner: str, group: Group, index: int, coupled: float) -> NonFiniteGradientError:
@@ -88,12 +124,37 @@ def _magnitudes(param: Tensor, coupled: float) -> Tensor:
     return magnitudes + coupled * local(param.detach()).abs() if coupled else magnitudes
 
 
-def _norm(tensors: Sequence[Tensor]) -> float:
-    """‖·‖₂ over all of them; infinite or NaN if any entry is, or if the squares overflow."""
-    if all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors):
-        flat = [tensor.view(-1) for tensor in tensors]
-        return math.sqrt(sum(float(torch.dot(entries, entries)) for entries in flat))
-    return float(torch.nn.utils.get_total_norm(tensors))  # one synchronisation for all
+def _norm(tensors: Sequence[Tensor]) -> Term:
+    """‖·‖₂ over all of them; infinite or NaN if any entry is, or if the squares overflow. Nobody waits for it."""
+    if not all(map(_is_cpu, tensors)) or not all(map(Tensor.is_contiguous, tensors)):
+        return torch.nn.utils.get_total_norm(tensors)
+    sizes = [*map(Tensor.numel, tensors)]
+    flat = [tensor.view(-1) for tensor, size in zip(tensors, sizes, strict=True) if size > _SMALL]
+    small = [tensor for tensor, size in zip(tensors, sizes, strict=True) if size <= _SMALL]
+    for first in range(0, len(small), _TOGETHER):
+        joined = _flatten_dense_tensors(small[first : first + _TOGETHER])
+        flat.append(joined if joined.itemsize >= 4 else joined.float())  # a sum of halves would soon be infinite
+    return math.sqrt(sum(float(torch.dot(entries, entries)) for entries in flat))
+
+
+_SMALL, _TOGETHER = 4096, 256
+"""Tensors of so many numbers are copied side by side, so many at a time: that is quicker than a call for each."""
+
+
+def _read(terms: Sequence[Term]) -> list[float]:
+    """Their numbers, with one wait for all that lie on one device."""
+    numbers = [0.0 if isinstance(term, Tensor) else term for term in terms]
+    together: dict[torch.device, list[int]] = {}
+    for position, term in enumerate(terms):
+        if isinstance(term, Tensor):
+            together.setdefault(term.device, []).append(position)
+    for positions in together.values():
+        norms = [cast(Tensor, terms[position]) for position in positions]
+        dtype = functools.reduce(torch.promote_types, (norm.dtype for norm in norms))
+        found = torch.stack([norm.to(dtype) for norm in norms]).tolist()
+        for position, number in zip(positions, found, strict=True):
+            numbers[position] = number
+    return numbers
 
 
 def _limit(params: Sequence[Tensor]) -> float:

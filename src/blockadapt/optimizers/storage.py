@@ -4,7 +4,7 @@ For each parameter `step` and, where there is a first moment, `exp_avg`. For the
 and the tensors of `WIDTHS`:
 
     by block   [num_blocks, width]      where a user may want to look, and in every checkpoint
-    by tile    [tiles, width, TILE]     what only a kernel reads, while it is in memory: `basis`, `eigenvalues`
+    by tile    [num_blocks · width]     what only a kernel reads, while it is in memory: `basis`, `eigenvalues`
 
 If blocks have several sizes, a tensor holds all of them end to end, sizes ascending.
 """
@@ -18,19 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt.kernels.layout import by_block, tiled_shape, write_by_block_
+from blockadapt.kernels.layout import by_block, write_by_block_
+from blockadapt.kernels.reflections import eigenvalues_length, reflections_length
 from blockadapt.moments import packed_length, statistics_dtype
 from blockadapt.optimizers.unit import COUNTS
 from blockadapt.partition import Cut, Partition
-from blockadapt.validation import Described, is_plain, refusal
+from blockadapt.validation import Described, has_numbers, is_plain, refusal
 
 State = dict[str, Any]
 
 WIDTHS: dict[str, Callable[[int], int]] = {
     "second_moment": packed_length,
     "largest": lambda n: n,
-    "basis": lambda n: n * n,
-    "eigenvalues": lambda n: n,
+    "basis": reflections_length,
+    "eigenvalues": eigenvalues_length,
 }
 """Numbers a block of n keeps in each of its state tensors."""
 
@@ -53,10 +54,8 @@ def steps_taken(state: Mapping[str, Any]) -> int:
 
 
 def _part_shapes(name: str, cut: Cut, tiled: bool) -> list[Shape]:
-    width = WIDTHS[name]
-    if tiled and name in _TILED:
-        return [tiled_shape(n, count, width(n)) for n, count in cut.parts]
-    return [(count, width(n)) for n, count in cut.parts]
+    shapes = [(count, WIDTHS[name](n)) for n, count in cut.parts]
+    return [(math.prod(shape),) for shape in shapes] if tiled and name in _TILED else shapes  # type: ignore[return-value]
 
 
 def state_shape(name: str, cut: Cut, tiled: bool = True) -> Shape:
@@ -79,10 +78,18 @@ def shapes_of(shape: Shape, cut: Cut | None, tiled: bool = True) -> dict[str, Sh
 # One form ----------------------------------------------------------------------------------------------------------
 
 
-def in_form(owner: str, whose: str, name: str, value: Any, shape: Shape, param: Tensor) -> Tensor:
+def counter_device(param: Tensor, capturable: bool) -> torch.device:
+    """Where the steps of a parameter are counted: with it if a step may be captured, else where the host knows them."""
+    return param.device if capturable else torch.device("cpu")
+
+
+def in_form(
+    owner: str, whose: str, name: str, value: Any, shape: Shape, param: Tensor, capturable: bool = False
+) -> Tensor:
     """A state entry as kernels and counters expect it: itself if it is so already, else a copy with its numbers.
 
-    Statistics are contiguous, of the parameter's statistics dtype and on its device; counts are int64 on the CPU.
+    Statistics are contiguous, of the parameter's statistics dtype and on its device; counts are int64 on the CPU, that
+    of steps on its `counter_device`.
 
     Raises:
         ValueError: It is no tensor of this shape, or not of real numbers.
@@ -93,8 +100,10 @@ def in_form(owner: str, whose: str, name: str, value: Any, shape: Shape, param: 
         raise ValueError(refusal(owner, name, rule, Described(found)))
     if value.is_complex() or value.dtype == torch.bool or value.is_quantized:
         raise ValueError(refusal(owner, name, f"of real numbers (in the state of {whose})", value.dtype))
-    dtype, device = (torch.int64, torch.device("cpu")) if name in COUNTS else (statistics_dtype(param), param.device)
-    if value.is_meta and device.type != "meta":
+    dtype, device = statistics_dtype(param), param.device
+    if name in COUNTS:
+        dtype, device = torch.int64, counter_device(param, capturable and name == "step")
+    if not has_numbers(value) and has_numbers(param):
         raise ValueError(refusal(owner, name, f"one with numbers (in the state of {whose})", value.device))
     in_place = value.dtype == dtype and value.device == device and value.is_contiguous() and not value.is_neg()
     if in_place and not value.requires_grad and torch._debug_has_internal_overlap(value) == 0:
@@ -103,7 +112,13 @@ def in_form(owner: str, whose: str, name: str, value: Any, shape: Shape, param: 
 
 
 def all_in_form(
-    owner: str, whose: str, entries: Mapping[str, Any], shapes: Mapping[str, Shape], param: Tensor, cut: Cut
+    owner: str,
+    whose: str,
+    entries: Mapping[str, Any],
+    shapes: Mapping[str, Shape],
+    param: Tensor,
+    cut: Cut,
+    capturable: bool,
 ) -> State:
     """The state of a parameter, each entry `in_form`.
 
@@ -117,7 +132,7 @@ def all_in_form(
     state: State = {}
     for name in shapes:
         if name in entries:
-            state[name] = in_form(owner, whose, name, entries[name], shapes[name], param)
+            state[name] = in_form(owner, whose, name, entries[name], shapes[name], param, capturable)
             if name == "cut":
                 require_same_cut(owner, whose, state[name], cut)
     return state
@@ -125,7 +140,7 @@ def all_in_form(
 
 def require_same_cut(owner: str, whose: str, fingerprint: Tensor, cut: Cut) -> None:
     """Raise ValueError unless the blocks of a state were cut as the options say now."""
-    if tuple(fingerprint.tolist()) != cut.fingerprint:
+    if has_numbers(fingerprint) and tuple(fingerprint.tolist()) != cut.fingerprint:
         rule = f"what cut the blocks of {whose} when their state was made (delete that state to begin anew)"
         raise ValueError(refusal(owner, "grouping", rule, Described(f"one that gives {cut}")))
 
@@ -154,7 +169,7 @@ def state_rows(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
     parts = state_parts(name, cut, state)
     if name not in _TILED:
         return [part.flatten(0, 1) for part in parts]
-    return [by_block(part, count) for part, (_, count) in zip(parts, cut.parts, strict=True)]
+    return [by_block(part, n, count) for part, (n, count) in zip(parts, cut.parts, strict=True)]
 
 
 # Files -------------------------------------------------------------------------------------------------------------
@@ -184,9 +199,9 @@ def from_blocks(name: str, cut: Cut, saved: Tensor) -> Tensor:
         pieces = saved.view(-1).split([math.prod(shape) for shape in shapes])
         rows = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
     else:
-        rows = [view.reshape(-1, saved.shape[1]) for view in _block_views(cut, saved)]
-    for part, row in zip(state_parts(name, cut, tiles), rows, strict=True):
-        write_by_block_(part, row)
+        rows = [view.flatten(0, -2) for view in _block_views(cut, saved)]
+    for part, row, (n, _) in zip(state_parts(name, cut, tiles), rows, cut.parts, strict=True):
+        write_by_block_(part, n, row)
     return tiles
 
 

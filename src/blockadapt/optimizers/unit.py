@@ -15,6 +15,7 @@ from torch import Tensor
 from blockadapt.kernels import Place
 from blockadapt.partition import Cut, IndexGroups, Partition, index_groups, partition, resolve
 from blockadapt.spectrum import SpectrumClip
+from blockadapt.terms import Term
 
 Group = dict[str, Any]
 
@@ -27,12 +28,14 @@ class Known(NamedTuple):
 
     Attributes:
         kept: The names of what a step needs to find there.
+        capturable: Whether the steps are counted where the parameter lies.
         entries: Names and tensors of the state of each parameter.
         tensors: The parameters and what else a kernel is given, with where each lies and how it is to be read:
         addresses, dtypes, shapes, strides: these four.
     """
 
     kept: Sequence[str]
+    capturable: bool
     entries: Sequence[Mapping[str, Tensor]]
     tensors: tuple[Tensor, ...]
     addresses: tuple[int, ...]
@@ -41,12 +44,19 @@ class Known(NamedTuple):
     strides: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, kept: Sequence[str], params: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]]) -> Known:
+    def of(
+        cls,
+        kept: Sequence[str],
+        capturable: bool,
+        params: Sequence[Tensor],
+        states: Sequence[Mapping[str, Tensor]],
+    ) -> Known:
         """All of it as it is now."""
         statistics = [t for state in states for name, t in state.items() if name not in COUNTS]
         tensors = (*params, *statistics)
         return cls(
             kept,
+            capturable,
             [dict(state) for state in states],
             tensors,
             tuple(tensor.data_ptr() for tensor in tensors),
@@ -55,9 +65,9 @@ class Known(NamedTuple):
             tuple(tensor.stride() for tensor in tensors),
         )
 
-    def holds(self, kept: Sequence[str], states: Sequence[Mapping[str, Any]]) -> bool:
+    def holds(self, kept: Sequence[str], capturable: bool, states: Sequence[Mapping[str, Any]]) -> bool:
         """Whether nothing of it has changed."""
-        if kept != self.kept:
+        if kept != self.kept or capturable is not self.capturable:
             return False
         for state, entries in zip(states, self.entries, strict=True):
             if len(state) != len(entries):
@@ -65,7 +75,7 @@ class Known(NamedTuple):
             for name, tensor in entries.items():
                 if state.get(name) is not tensor:
                     return False
-        for tensor, address, dtype, shape, stride in zip(*self[2:], strict=True):
+        for tensor, address, dtype, shape, stride in zip(*self[3:], strict=True):
             if tensor.data_ptr() != address or tensor.dtype is not dtype or tensor.is_neg():
                 return False
             if tensor.shape != shape or tensor.stride() != stride:
@@ -115,6 +125,7 @@ class Unit:
         cut: Its blocks that lie in this process.
         share: What of it lies in this process; None if all of it does, in plain tensors.
         places: Where they lie, kept while nothing moves; None before the first step and where they are gathered.
+        tables: Where explicit blocks have their coordinates, for each size, on the parameters' device; likewise.
         known: What `places` and all checks of the state depend on, as it was after the last step.
     """
 
@@ -125,6 +136,7 @@ class Unit:
     cut: Cut
     share: Share | None = None
     places: list[Place] | None = field(default=None, repr=False)
+    tables: list[Tensor] | None = field(default=None, repr=False)
     known: Known | None = field(default=None, repr=False)
 
     @property
@@ -178,11 +190,11 @@ class Unit:
 
     def is_moved(self) -> bool:
         """Whether any of it has a gradient."""
-        return any(param.grad is not None for param in self.params)
+        return self.owner.grad is not None or any(param.grad is not None for param in self.params[1:])
 
-    def is_known(self, kept: Sequence[str], states: Sequence[Mapping[str, Any]]) -> bool:
+    def is_known(self, kept: Sequence[str], capturable: bool, states: Sequence[Mapping[str, Any]]) -> bool:
         """Whether all is as the last step left it."""
-        if self.known is None or not self.known.holds(kept, states):
+        if self.known is None or not self.known.holds(kept, capturable, states):
             return False
         if self.share is None:
             return True
@@ -190,7 +202,7 @@ class Unit:
 
     def forget(self) -> None:
         """Let go of the places, and look at everything again: views keep the memory of what was freed."""
-        self.places = self.known = None
+        self.places = self.tables = self.known = None
 
 
 def units_of(group: Group, index: int) -> Iterator[Unit]:
@@ -208,11 +220,16 @@ def _cut(group: Group, params: Sequence[Tensor]) -> Cut:
     return spanning or partition(tuple(params[0].shape), group["grouping"], group["block_size"])
 
 
-def is_closed(group: Group, step: int) -> bool:
-    """Whether the clip's interval has closed, so that blocks keep nothing. It cannot before α* is known."""
+def is_closed(group: Group, step: Term) -> bool:
+    """Whether the clip's interval has closed, so that blocks keep nothing. It cannot before α* is known.
+
+    Under `capturable` it never does: the host does not know the step, and a captured step is the same each time.
+    """
     clip: SpectrumClip | None = group["clip"]
-    known = clip is not None and (clip.final_lr != "auto" or group["estimate"][1] > 0)
-    return clip is not None and known and step > 0 and clip.is_closed(step)
+    if clip is None or group["capturable"] or isinstance(step, Tensor):
+        return False
+    known = clip.final_lr != "auto" or group["estimate"][1] > 0
+    return known and step > 0 and clip.is_closed(int(step))
 
 
 def describe(group: Group, index: int, position: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,8 +105,9 @@ class Update:
         averages = [state["exp_avg"].view(-1) for state in states if "exp_avg" in state]
         m = torch.cat(averages) if averages else None
         moved: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        for (n, table), kept in zip(groups.tables.items(), part_states(groups, states[0]), strict=True):
-            index = table.to(device).unsqueeze(1)
+        if unit.tables is None:
+            unit.tables = [_beside(unit.owner, table).unsqueeze(1) for table in groups.tables.values()]
+        for n, index, kept in zip(groups.sizes, unit.tables, part_states(groups, states[0]), strict=True):
             place = Place(n, x[index], m[index] if m is not None else None, **kept, function=self.function)
             self.add(Segment(place, g[index], refresh, coefficients, tally))
             moved.append((index, place.x, place.m))
@@ -157,6 +159,12 @@ class Update:
         torch.autograd.graph.increment_version(self.moved)  # autograd does not see what is written through addresses
 
 
+def _beside(param: Any, table: Tensor) -> Tensor:
+    """A table on the device of a parameter; a FakeTensor beside a FakeTensor."""
+    fake: Any = getattr(param, "fake_mode", None)
+    return (table if fake is None else fake.from_tensor(table)).to(param.device)
+
+
 def _readable(grad: Tensor | None) -> Tensor:
     """The gradient, with its numbers in memory as they are: no sign that waits, no zeros that nobody wrote."""
     assert grad is not None
@@ -180,7 +188,11 @@ def _scaled_step_(entries: Sequence[Scaled], gs: list[Tensor], coefficients: Coe
     xs = [x for x, _, _ in entries]
     ms = [m for _, _, m in entries if m is not None]
     if ms:
-        torch._foreach_lerp_(ms, gs, 1 - first.beta)
+        torch._foreach_lerp_(ms, gs, 1 - float(first.beta))
+    if isinstance(spectrum.upper, Tensor):  # an lr that only the device knows
+        torch._foreach_mul_(xs, descent.shrink)
+        torch._foreach_sub_(xs, torch._foreach_mul(ms or gs, spectrum.upper))
+        return
     if descent.shrink != 1:
         torch._foreach_mul_(xs, descent.shrink)
     torch._foreach_add_(xs, ms or gs, alpha=-spectrum.upper)

@@ -32,7 +32,7 @@ def rivals(summary: Summary, arm: str, others: Sequence[str] | None = None) -> l
 
 
 def finals(summary: Summary, arm: str, metric: str, variant: str = "") -> BySeed:
-    """The last value of each run; nan where it diverged, whatever was measured then."""
+    """Return the last value of each run; nan where it diverged, whatever was measured then."""
     return _by_seed(summary, arm, metric, lambda values: float(values[-1]), variant)
 
 
@@ -45,7 +45,7 @@ class EqualTime(NamedTuple):
 
 
 def at_equal_time(summary: Summary, first: str, second: str, metric: str) -> EqualTime:
-    """The last value that each of two arms had measured when the faster of them, at the same seed, was done."""
+    """Return the last value that each of two arms had measured when the faster of them, at the same seed, was done."""
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     shares: tuple[list[float], list[float]] = ([], [])
     runs = [{run.key.seed: run for run in _finished(summary, arm)} for arm in (first, second)]
@@ -64,7 +64,7 @@ def at_equal_time(summary: Summary, first: str, second: str, metric: str) -> Equ
 
 
 def means(summary: Summary, arm: str, metric: str, share: float = 1.0, log: bool = False) -> BySeed:
-    """The mean of each run over the first share of its epochs, of logarithms if asked; nan where it diverged."""
+    """Return the mean of each run over the first share of its epochs, of logarithms if asked; nan where it diverged."""
 
     def mean(values: np.ndarray) -> float:
         first = values[: max(1, math.ceil(share * values.size))]
@@ -74,12 +74,12 @@ def means(summary: Summary, arm: str, metric: str, share: float = 1.0, log: bool
 
 
 def oscillations(summary: Summary, arm: str, metric: str) -> BySeed:
-    """How much each run swings at its end; nan where it diverged."""
+    """Return how much each run swings at its end; nan where it diverged."""
     return _by_seed(summary, arm, metric, oscillation)
 
 
 def verdict(parts: Sequence[Part], lead: str = "") -> Verdict:
-    """What the parts say together, after a lead."""
+    """Return what the parts say together, after a lead."""
     if not parts:
         return Verdict(None, "The methods that the paper compares did not run together.")
     return Verdict(together(part.held for part in parts), f"{lead}{'; '.join(part.words for part in parts)}.")

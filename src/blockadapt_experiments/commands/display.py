@@ -248,8 +248,8 @@ def _cells(run: Run) -> tuple[str, ...]:
 def bench_table(rows: Sequence[BenchRow]) -> Table:
     """One row for each measure."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="Median and quartiles over the turns.")
-    for heading in ("measure", "value", "quartiles", "floor", "goal", "medians"):
-        table.add_column(heading, no_wrap=heading in ("value", "floor", "goal"))
+    for heading in ("measure", "value", "quartiles", "floor", "goal", "reached", "medians"):
+        table.add_column(heading, no_wrap=heading in ("value", "floor", "goal", "reached"))
     for row in rows:
-        table.add_row(row.name, f"{row.value:.3g}", row.spread, row.floor, row.goal, row.detail)
+        table.add_row(row.name, f"{row.value:.3g}", row.spread, row.floor, row.goal, row.reached, row.detail)
     return table

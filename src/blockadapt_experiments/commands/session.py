@@ -13,13 +13,30 @@ from blockadapt.validation import require
 from blockadapt_experiments.commands.display import duration, estimates_table, job_progress, runs_table, say
 from blockadapt_experiments.core.config import plain
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.files.atomic import read_json, write_json
+from blockadapt_experiments.files.atomic import read_json, require_directory, write_json
+from blockadapt_experiments.parts import ORIGINS
 from blockadapt_experiments.running.environment import environment
 from blockadapt_experiments.running.estimate import dry_run, total_seconds
 from blockadapt_experiments.running.records import begin_experiment, joined
 from blockadapt_experiments.running.runner import Request, RunJob, check, run_jobs
 from blockadapt_experiments.running.storage import without_password
 from blockadapt_experiments.running.workers import Done, Failed, Job, work
+
+
+def carry_out(session: Session, tune: bool, storage: str | None) -> bool:
+    """Check, tune if asked, and run; returns whether all runs are finished now, and none failed.
+
+    Raises:
+        ValueError: It cannot work; nothing was written.
+    """
+    out = session.request.out
+    if storage and not tune:
+        raise ValueError("run: `storage` must be given together with --tune.")
+    found = session.check(tune)
+    require_directory("run", out)
+    data = session.begin(tune, found)
+    rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}", data) if tune else None
+    return session.run(rates)
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,7 @@ class Session:
             "experiment": request.experiment,
             "scale": request.scale,
             "settings": plain(request.settings),
+            "code": request.code(),
             "tune": tuned,
         }
 
@@ -149,7 +167,9 @@ class Session:
         minutes = (time.monotonic() - start) / 60
         say(self.console, f"{finished} of {len(jobs)} runs are finished, after {minutes:.1f} min.")
         if finished:
-            say(self.console, f"`blockadapt report {self.request.out}` shows them.")
+            files = dict.fromkeys(ORIGINS[name].file for name in self.request.code() if ORIGINS[name].file)
+            load = "".join(f" --load {file}" for file in files)
+            say(self.console, f"`blockadapt report {self.request.out}{load}` shows them.")
         return finished == len(jobs) and not untuned and not failed
 
     def _say_plan(self, jobs: Sequence[RunJob]) -> None:

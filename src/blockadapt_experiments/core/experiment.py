@@ -7,7 +7,7 @@ one seed. `running/runner.py` takes runs forward leg by leg, `running/records.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -55,6 +55,8 @@ class Experiment(Design, Generic[ConfigT]):
         model: Makes the network that is trained; None if there is none that `blockadapt plan` could cut up.
         claims: The paper's claims.
         draw: Draws what curves cannot show, from a summary into PNG files in a directory; returns the files.
+        scales: Its settings: a table `defaults`, and one for each scale, which overrides keys of it. None for those in
+            `configs/NAME.toml`.
     """
 
     config: type[ConfigT]
@@ -63,3 +65,4 @@ class Experiment(Design, Generic[ConfigT]):
     model: Callable[[ConfigT], nn.Module] | None = None
     claims: Sequence[Claim] = ()
     draw: Callable[[Summary, Path], Sequence[Path]] | None = None
+    scales: Mapping[str, Mapping[str, Any]] | None = None

@@ -14,9 +14,7 @@ from blockadapt.validation import Described, require, require_integer, require_n
 from blockadapt_experiments.contenders.catalogue import CONTENDERS, OptimizerSettings, find_contender, make_optimizer
 from blockadapt_experiments.core.typed import converted
 from blockadapt_experiments.names import nearest
-
-ARM_NAME = r"[A-Za-z0-9][\w+-]{0,63}"
-"""What an arm may be called: its name is a folder too."""
+from blockadapt_experiments.parts import NAME
 
 
 class Arm(NamedTuple):
@@ -40,7 +38,7 @@ def read_arm(name: str, table: Mapping[str, Any]) -> Arm:
         ValueError: It cannot be; the sentence names the setting, and the nearest one if there is none such.
     """
     key = f"arms.{name}"
-    require(bool(re.fullmatch(ARM_NAME, name)), "settings", key, "a name of letters, digits, - and _", Described(name))
+    require(bool(re.fullmatch(NAME, name)), "settings", key, "a name of letters, digits, - and _", Described(name))
     require(name not in CONTENDERS, "settings", key, "another name than that of an optimizer", Described(name))
     require("optimizer" in table, "settings", f"{key}.optimizer", "given", Described("nothing"))
     optimizer = converted("settings", f"{key}.optimizer", str, table["optimizer"])

@@ -21,7 +21,7 @@ class Style(NamedTuple):
     dash: int
 
     def line(self) -> dict[str, Any]:
-        """Matplotlib's arguments for it."""
+        """Return Matplotlib's arguments for it."""
         return {"color": COLOURS[self.colour], "linestyle": DASHES[self.dash]}
 
 
@@ -59,5 +59,5 @@ and what is clipped is dotted.
 
 
 def style_of(arm: str, number: int) -> Style:
-    """The style of an optimizer; for any other arm the one of its number, so that 28 arms look different."""
+    """Return the style of an optimizer; for any other arm the one of its number, so that 28 arms look different."""
     return STYLES.get(arm) or Style(number % len(COLOURS), number % len(DASHES))

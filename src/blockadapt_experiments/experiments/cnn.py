@@ -51,12 +51,12 @@ class CnnSettings(ImageSettings, SweepSettings):
 
 
 def make_model(settings: CnnSettings) -> nn.Sequential:
-    """The network."""
+    """Build the network."""
     return small_cnn(settings.width, CIFAR_10.classes)
 
 
 def make_task(settings: CnnSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> Cifar:
-    """The run of a variant."""
+    """Make the run of a variant."""
     settings = varied(settings, key.variant)
     return make_run(CIFAR_10, partial(make_model, settings), settings, key, lr, data_dir, tuning)
 
@@ -67,7 +67,7 @@ BLOCK, CLIPPED = "block-adam", "block-adam-clip"
 
 
 def _against(summary: Summary, ours: str, others: Sequence[str]) -> Verdict:
-    """Whether one method ends with a lower test error than each of these."""
+    """Judge whether one method ends with a lower test error than each of these."""
     parts = []
     for other in rivals(summary, ours, others):
         points = difference(*(finals(summary, arm, "test_error") for arm in (ours, other)))
@@ -76,22 +76,22 @@ def _against(summary: Summary, ours: str, others: Sequence[str]) -> Verdict:
 
 
 def judge_blocks(summary: Summary) -> Verdict:
-    """Whether blocks end lower than diagonals."""
+    """Judge whether blocks end lower than diagonals."""
     return _against(summary, BLOCK, ("adam", "adamw", "paper-adam"))
 
 
 def judge_others(summary: Summary) -> Verdict:
-    """Whether blocks end lower than what else people use."""
+    """Judge whether blocks end lower than what else people use."""
     return _against(summary, BLOCK, ("sgd", "adabound", "soap", "muon"))
 
 
 def judge_clipping(summary: Summary) -> Verdict:
-    """Whether clipping ends lower than both of what it lies between."""
+    """Judge whether clipping ends lower than both of what it lies between."""
     return _against(summary, CLIPPED, ("sgd", BLOCK))
 
 
 def judge_equal_time(summary: Summary) -> Verdict:
-    """Whether blocks are lower than the others when the faster of the two is done."""
+    """Judge whether blocks are lower than the others when the faster of the two is done."""
     parts = []
     for other in rivals(summary, BLOCK):
         then = at_equal_time(summary, BLOCK, other, "test_error")
@@ -114,7 +114,7 @@ CLAIMS = (
 
 
 def variant_panels(summary: Summary) -> list[Panel]:
-    """For each optimizer, what every variant ends with, and its paired difference from the first."""
+    """List for each optimizer what every variant ends with, and its paired difference from the first."""
     panels = []
     for arm in summary.arms:
         ends = {variant: finals(summary, arm, "test_error", variant) for variant in summary.variants}
@@ -130,7 +130,7 @@ def variant_panels(summary: Summary) -> list[Panel]:
 
 
 def draw(summary: Summary, directory: Path) -> Sequence[Path]:
-    """The variants side by side, where there are several."""
+    """Draw the variants side by side, where there are several."""
     panels = variant_panels(summary) if len(summary.variants) > 1 else []
     title = f"Test error by variant, {summary.scale} scale; in brackets, paired over seeds, minus the first"
     path = directory / f"{summary.experiment.name}-variants.png"

@@ -130,7 +130,7 @@ class GptTask:
         return (row,)
 
     def outcome(self) -> Outcome:
-        """What the run took, and what the text is."""
+        """Return what the run took, and what the text is."""
         numbers: dict[str, float] = {
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "steps": self.step,
@@ -143,7 +143,7 @@ class GptTask:
         return Outcome(numbers, {"corpus": np.array(self.corpus.name)})
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """Return everything that the next step depends on."""
         return {
             "corpus": self.corpus.digest,
             "model": self.model.state_dict(),
@@ -169,7 +169,7 @@ class GptTask:
             setattr(self, name, state[name])
 
     def _train(self) -> float:
-        """One step, and its loss; `diverged` if that cannot be, because the loss or a gradient is not finite."""
+        """Take one step, and return its loss; set `diverged` if the loss or a gradient is not finite."""
         text, length = self.corpus.train, self.settings.context + 1
         starts = torch.randint(len(text) - length + 1, (self.settings.batch, 1), generator=self.windows)
         tokens = text[starts + torch.arange(length)].to(self.device)
@@ -196,12 +196,12 @@ _COUNTERS = ("step", "state_bytes", "diverged")
 
 
 def make_model(settings: GptSettings, vocabulary: int) -> Gpt:
-    """The model for so many characters."""
+    """Build the model for so many characters."""
     return Gpt(vocabulary, settings.context, settings.width, settings.layers, settings.heads)
 
 
 def make_task(settings: GptSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> GptTask:
-    """The run of a variant. While learning rates are tuned the test text is not read."""
+    """Make the run of a variant. While learning rates are tuned the test text is not read."""
     settings = varied(settings, key.variant)
     cut = (settings.train_characters, settings.evaluation_characters)
     corpus = read_characters(find_text(data_dir), *cut, test=not tuning)
@@ -214,7 +214,7 @@ OURS = "block-adamw"
 
 
 def judge_steps(summary: Summary) -> Verdict:
-    """Whether blocks end with a lower loss on the test text than each of the others, after as many steps."""
+    """Judge whether blocks end with a lower loss on the test text than each of the others, after as many steps."""
     parts = []
     for other in rivals(summary, OURS):
         nats = difference(*(finals(summary, arm, "test_loss") for arm in (OURS, other)))
@@ -223,7 +223,7 @@ def judge_steps(summary: Summary) -> Verdict:
 
 
 def judge_seconds(summary: Summary) -> Verdict:
-    """Whether blocks have the lower loss on the validation text when the faster of two is done."""
+    """Judge whether blocks have the lower loss on the validation text when the faster of two is done."""
     parts = []
     for other in rivals(summary, OURS):
         then = at_equal_time(summary, OURS, other, "valid_loss")

@@ -133,7 +133,7 @@ class LanguageTask:
         return (self._end_epoch(),) if self.diverged or self.position == self.epoch_steps else ()
 
     def outcome(self) -> Outcome:
-        """What the run took, and what the text is."""
+        """Return what the run took, and what the text is."""
         corpus, vocabulary = self.corpus, len(self.corpus.vocabulary)
         numbers: dict[str, float] = {
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
@@ -150,7 +150,7 @@ class LanguageTask:
         return Outcome(numbers, {"corpus": np.array(corpus.name)})
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """Return everything that the next step depends on."""
         state = {
             "corpus": self.corpus.digest,
             "model": self.model.state_dict(),
@@ -182,7 +182,7 @@ class LanguageTask:
             torch.cuda.set_rng_state(state["generator"].cpu(), self.device)
 
     def _train(self) -> None:
-        """One step; `diverged` if that cannot be, because the loss or a gradient is not finite."""
+        """Take one step; set `diverged` if the loss or a gradient is not finite."""
         start = self.position * self.settings.unroll
         window = self.text[:, start : start + self.settings.unroll + 1].to(self.device)
         self.optimizer.zero_grad()
@@ -217,12 +217,12 @@ _COUNTERS = ("epoch", "position", "step", "state_bytes", "loss_sum", "diverged")
 
 
 def make_model(settings: LmSettings, vocabulary: int) -> LanguageModel:
-    """The model for so many words."""
+    """Build the model for so many words."""
     return LanguageModel(vocabulary, settings.hidden, settings.layers, settings.dropout, settings.init)
 
 
 def make_task(settings: LmSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> LanguageTask:
-    """The run. While learning rates are tuned the test text is not read."""
+    """Make the run. While learning rates are tuned the test text is not read."""
     cut = (settings.vocabulary, settings.train_tokens, settings.evaluation_tokens)
     corpus = read_corpus(find_text(data_dir), *cut, test=not tuning)
     return LanguageTask(settings, corpus, key.arm, lr, key.seed)
@@ -236,7 +236,7 @@ SIMILAR = 1.05
 
 
 def _text(summary: Summary) -> str:
-    """The text that the finished runs are of; several with "and" between, which no verdict can be about."""
+    """Name the text that the finished runs are of; several with "and" between, which no verdict can be about."""
     found = {
         str(summary.arrays(run.key.arm, run.key.variant, run.key.seed).get("corpus", "?"))
         for run in summary.runs
@@ -257,7 +257,7 @@ def _vocabulary(summary: Summary) -> str:
 
 
 def judge_curve(summary: Summary) -> Verdict:
-    """Whether the training loss of the clipped method, averaged over all epochs, is the lowest."""
+    """Judge whether the training loss of the clipped method, averaged over all epochs, is the lowest."""
     parts = []
     for other in rivals(summary, OURS):
         nats = difference(means(summary, OURS, "train_loss"), means(summary, other, "train_loss"))
@@ -267,7 +267,7 @@ def judge_curve(summary: Summary) -> Verdict:
 
 
 def judge_ggt(summary: Summary) -> Verdict:
-    """Whether the test perplexities of the clipped method and of GGT are alike."""
+    """Judge whether the test perplexities of the clipped method and of GGT are alike."""
     parts = []
     for other in rivals(summary, OURS, ("ggt",)):
         ratios = log_ratio(*(finals(summary, arm, "test_perplexity") for arm in (OURS, other)))
@@ -279,7 +279,7 @@ def judge_ggt(summary: Summary) -> Verdict:
 
 
 def judge_lowest(summary: Summary) -> Verdict:
-    """Whether the clipped method ends with a lower test perplexity than all others but GGT."""
+    """Judge whether the clipped method ends with a lower test perplexity than all others but GGT."""
     parts = []
     for other in rivals(summary, OURS):
         if other != "ggt":
@@ -297,7 +297,7 @@ CLAIMS = (
 
 
 def draw(summary: Summary, directory: Path) -> Sequence[Path]:
-    """Test perplexities after training, under the name of the text."""
+    """Draw the test perplexities after training, under the name of the text."""
     found = {arm: list(finals(summary, arm, "test_perplexity").values()) for arm in summary.arms}
     bars = {summary.label(arm): interval(values) for arm, values in found.items() if values}
     settings = summary.settings

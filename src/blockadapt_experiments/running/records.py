@@ -57,7 +57,8 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         if settings == before["settings"]:
             return before
         lines = dict.fromkeys([*str(before.get("command", "")).splitlines(), str(about["command"])])
-        now = {**before, "settings": settings, "command": "\n".join(filter(None, lines))}
+        code = {**before.get("code", {}), **about.get("code", {})}
+        now = {**before, "settings": settings, "code": code, "command": "\n".join(filter(None, lines))}
         write_json(path, now)
         return now
 
@@ -69,8 +70,12 @@ def joined(out: Path, about: Mapping[str, Any], before: Mapping[str, Any]) -> di
         ValueError: It holds other runs; the sentence names the first key that differs.
     """
     where = f"the runs in {out}"
-    others = {key: value for key, value in about.items() if key not in ("settings", "command", "environment")}
+    others = {key: value for key, value in about.items() if key not in ("settings", "code", "command", "environment")}
     _require_same(others, before, where)
+    codes = [each.get("code", {}) for each in (about, before)]
+    both = codes[0].keys() & codes[1].keys()
+    ours, theirs = ({"code": {name: code[name] for name in sorted(both)}} for code in codes)
+    _require_same(ours, theirs, where)
     return grown(before["settings"], about["settings"], where)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from blockadapt_experiments.core.experiment import Task
 from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.data.fingerprints import data_read
 from blockadapt_experiments.experiments.registry import get_experiment
+from blockadapt_experiments.parts import ORIGINS, Origin, code_of, load_origins
 from blockadapt_experiments.results.measurements import Outcome, Row, RunKey
 from blockadapt_experiments.results.tensorboard import Board
 from blockadapt_experiments.running.environment import (
@@ -58,6 +60,17 @@ class Request:
     threads: int = 1
     tensorboard: bool = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process, load what is not built in first: the settings may be of a class of it."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return _request, ([ORIGINS[name] for name in self.code()], pickle.dumps(fields))
+
+    def code(self, arm: str | None = None) -> dict[str, str]:
+        """Give the digest of all code that is not built in, by the name of its part; of one arm, or of all."""
+        arms = self.settings.optimizers if arm is None else (arm,)
+        names = [self.experiment, *(self.settings.arm(name).optimizer for name in arms)]
+        return code_of([*names, str(getattr(self.settings, "data", ""))])
+
     def task(self, key: RunKey, lr: float, tuning: bool = False) -> Task:
         """Make the run."""
         return get_experiment(self.experiment).task(self.settings, key, lr, self.data_dir, tuning)
@@ -74,6 +87,11 @@ class Request:
     def lr(self, arm: str) -> float:
         """The learning rate where none was tuned; 0 for an arm that is no optimizer."""
         return self.settings.first_lr(arm)
+
+
+def _request(origins: Sequence[Origin], fields: bytes) -> Request:
+    load_origins(origins)
+    return Request(**pickle.loads(fields))  # from the process that this one works for
 
 
 @dataclass(frozen=True)
@@ -134,7 +152,8 @@ class RunJob:
             here = environment()
             with data_read() as data:
                 task = self.request.task(self.key, self.lr)
-            record.begin({**about, "data_sha256": data, "environment": here})
+            code = self.request.code(self.key.arm)
+            record.begin({**about, "data_sha256": data, "code": code, "environment": here})
             state, troubles = record.resume()
             leg = state["leg"] if state else 0
             for words in _told(troubles, leg, here, before["environment"] if before and state else here):

@@ -107,7 +107,8 @@ class TrialJob:
         They depend on code and threads a little too: each trial keeps with which it was made.
         """
         everything = plain(self.request.settings)
-        settings = {**run_settings(everything, self.arm), "tune": everything["tune"], "": self.data}
+        made = {"tune": everything["tune"], "": self.data, "code": self.request.code(self.arm)}
+        settings = {**run_settings(everything, self.arm), **made}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         parts = (self.request.experiment, self.request.scale, self.arm, self.variant, digest)
         return optuna.create_study(

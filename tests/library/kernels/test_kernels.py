@@ -30,10 +30,10 @@ from support.blocks import (
     close_enough,
     copied,
     generator,
+    kept_basis,
     pack,
     represented,
     roots,
-    rows_of,
     step_,
     stepped,
     still,
@@ -469,7 +469,7 @@ def test_strides_do_not_matter(path: str, minor: int, k: int, dtype: torch.dtype
 def test_a_new_basis_is_orthogonal_and_gives_back_v(kind: str, n: int, dtype: torch.dtype) -> None:
     V, m = (t.to(dtype) for t in blocks_of(kind, 40, n))
     (after,) = stepped(NumbaKernel(), [with_basis(still(V, m), refresh=True)])
-    U = rows_of(after, "basis").view(-1, n, n).double()
+    U = kept_basis(after)
     eps = torch.finfo(dtype).eps
     assert (U @ U.mT - torch.eye(n, dtype=torch.float64)).norm(dim=(1, 2)).max() <= 4 * n * eps
     dense_V = unpack(V.double(), n)

@@ -79,7 +79,7 @@ def group_options() -> list[Any]:
     for cls in CLASSES:
         signature = inspect.signature(cls).parameters
         for name in signature:
-            if name not in ("params", "backend", "process_group"):
+            if name not in ("params", "capturable", "backend", "process_group"):  # test_capturable.py has a device
                 value = GROUP_OPTIONS[name] if name != "bias_correction" else not signature[name].default
                 pairs.append(pytest.param(cls, name, value, id=f"{cls.__name__}-{name}"))
     return pairs

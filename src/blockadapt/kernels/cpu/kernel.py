@@ -33,8 +33,18 @@ class NumbaKernel(Kernel):
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> NumbaChange:
         """See `Kernel.prepare`."""
-        there = [segment for segment in segments if segment.place.num_blocks]
-        return NumbaChange([self._work_list(batch, each) for each in alike(there)], segments)
+        groups = [segments] if self._are_known(batch, segments) else alike(segments)
+        return NumbaChange([self._work_list(batch, each) for each in groups], segments)
+
+    def _are_known(self, batch: Batch, segments: Sequence[Segment]) -> bool:
+        """Whether these are all segments of one work list, in its order."""
+        first = segments[0]
+        if first.tally is not None and len(alike(segments)) > 1:
+            return False
+        if any(segment.refresh != first.refresh or segment.tally is not first.tally for segment in segments):
+            return False
+        work_list = self._work_lists.get((batch, first.place.keeps, first.refresh, first.tally))
+        return work_list is not None and work_list.fits([segment.place for segment in segments])
 
     def _work_list(self, batch: Batch, segments: Sequence[Segment]) -> Any:
         """The work list of these segments, filled in; the one of an earlier step if they lie where they lay."""

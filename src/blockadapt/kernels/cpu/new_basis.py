@@ -23,7 +23,7 @@ from blockadapt.kernels.cpu.eigensolver import (
 )
 from blockadapt.kernels.cpu.jacobi import jacobi_, unpack_
 from blockadapt.kernels.cpu.jit import inlined, jit
-from blockadapt.kernels.cpu.kept_basis import from_eigenbasis_
+from blockadapt.kernels.cpu.reflections import factor_, factor_lane_
 from blockadapt.kernels.cpu.simd import absolute, array_at, broadcast, fma, load, maximum, power_of_two, select, store
 from blockadapt.kernels.cpu.tables import BASIS, LARGEST, TERM, M, V
 from blockadapt.kernels.cpu.thresholds import thresholds
@@ -55,17 +55,14 @@ def step_in_new_basis_(
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, solved, L)
     effective_(n, s.d, s.y, s.terms, s.sums, form, L)
     if has[BASIS] != 0:
-        form_rotations_(n, basis, s.log, s.ends, sweeps, L)
-        reverse_(n, basis, reversed_, n, L)
-        reflect_basis_(n, s.a, s.h, basis, L)
-        from_eigenbasis_(n, basis, s.y, s.e, next_v, L)
-        for i in range(n):
-            store(s.y, i * L, load(s.e, i * L))
-    else:
-        apply_rotations_(s.y, s.log, s.ends, sweeps, L)
-        reverse_(n, s.y, reversed_, 1, L)
-        if n > 2:
-            apply_reflections_(n, s.a, s.h, s.y, L)
+        form_rotations_(n, s.columns, s.log, s.ends, sweeps, L)
+        reverse_(n, s.columns, reversed_, n, L)
+        reflect_basis_(n, s.a, s.h, s.columns, L)
+        factor_(n, s.columns, basis, L)
+    apply_rotations_(s.y, s.log, s.ends, sweeps, L)
+    reverse_(n, s.y, reversed_, 1, L)
+    if n > 2:
+        apply_reflections_(n, s.a, s.h, s.y, L)
     return finite, solved
 
 
@@ -141,8 +138,6 @@ def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has
         s.d[j * L + lane] = f(s.matrix[j, j] * scale)
         if has[BASIS] != 0:
             eigenvalues[j * L + lane] = f(s.matrix[j, j] * scale)
-            for i in range(n):
-                basis[(i * n + j) * L + lane] = f(s.vectors[i, j])
     if has[LARGEST] != 0:
         store(s.q, 0, broadcast(f(0)))
         s.q[lane] = f(1)
@@ -157,3 +152,5 @@ def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has
         for j in range(n):
             total += s.vectors[i, j] * s.e[j * L + lane]
         s.y[i * L + lane] = f(total)
+    if has[BASIS] != 0:
+        factor_lane_(n, lane, s.vectors, basis, L)

@@ -6,18 +6,23 @@ at every step. What does not fit is refused in one sentence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
+
+import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import Parameter
+from torch import Tensor, UntypedStorage
 
 from blockadapt.kernels.contract import Batch, Place
-from blockadapt.kernels.layout import MAX_TILED, tiled_shape
+from blockadapt.kernels.layout import MAX_TILED
+from blockadapt.kernels.reflections import eigenvalues_length, reflections_length
 from blockadapt.moments import packed_length
 from blockadapt.validation import Described, require
 
 OWNER = "NumbaKernel"
 
 _NO_DISPATCH = Tensor.__torch_dispatch__
+_dtype, _is_cpu, _is_neg = attrgetter("dtype"), attrgetter("is_cpu"), Tensor.is_neg
 
 
 def check_place(place: Place, batch: Batch) -> None:
@@ -39,8 +44,8 @@ def check_place(place: Place, batch: Batch) -> None:
         "m": tuple(x.shape),
         "second_moment": (*major_minor, packed_length(n)),
         "largest": (*major_minor, n),
-        "basis": tiled_shape(n, place.num_blocks, n * n),
-        "eigenvalues": tiled_shape(n, place.num_blocks, n),
+        "basis": (place.num_blocks * reflections_length(n),),
+        "eigenvalues": (place.num_blocks * eigenvalues_length(n),),
     }
     for name, shape in shapes.items():
         tensor: Tensor | None = getattr(place, name)
@@ -58,16 +63,36 @@ def check_place(place: Place, batch: Batch) -> None:
         _require_within(name, tensor, span_bytes(tensor))
 
 
-def gradient_address(place: Place, grad: Tensor, dtype: torch.dtype, reach: int) -> int:
-    """Where the place's part of a gradient begins. Its last byte lies `reach` past the gradient's first.
+def gradient_addresses(grads: Sequence[Tensor], dtype: torch.dtype, reaches: np.ndarray) -> np.ndarray:
+    """Where each gradient begins. What is read of it ends `reaches` bytes later. Few passes, which run in C.
 
     Raises:
-        ValueError: The gradient is not in plain memory of the CPU, of this dtype and large enough.
+        ValueError: A gradient is not in plain memory of the CPU, of this dtype and large enough.
     """
-    if not (_is_plain(grad) and grad.dtype is dtype and _is_within(grad, reach)):
-        _require_plain("grad", grad, dtype)
-        _require_within("grad", grad, reach)
-    return grad.data_ptr() + place.offset * grad.itemsize
+    if not _are_plain(grads, dtype) or not (reaches <= _bytes_held(grads)).all():
+        for grad, reach in zip(grads, reaches, strict=True):
+            _require_plain("grad", grad, dtype)
+            _require_within("grad", grad, int(reach))
+    return np.fromiter(map(Tensor.data_ptr, grads), np.int64, len(grads))
+
+
+def _are_plain(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """`_is_plain` for all of them, of this dtype."""
+    kinds: set[type[Tensor]] = {*map(type, tensors)}
+    if {*map(_dtype, tensors)} != {dtype} or any(kind.__torch_dispatch__ is not _NO_DISPATCH for kind in kinds):
+        return False
+    return all(map(_is_cpu, tensors)) and not any(map(_is_neg, tensors))
+
+
+def _bytes_held(tensors: Sequence[Tensor]) -> np.ndarray:
+    """`_storage_bytes` of each."""
+    try:
+        storages, count = [*map(Tensor.untyped_storage, tensors)], len(tensors)
+        held = np.fromiter(map(UntypedStorage.nbytes, storages), np.int64, count)
+        held -= tensors[0].itemsize * np.fromiter(map(Tensor.storage_offset, tensors), np.int64, count)
+        return np.where(np.fromiter(map(UntypedStorage.data_ptr, storages), np.int64, count) != 0, held, 0)
+    except (RuntimeError, NotImplementedError):  # wrapped by a transformation of torch.func
+        return np.array([_storage_bytes(tensor) for tensor in tensors])
 
 
 def span_bytes(tensor: Tensor) -> int:
@@ -78,9 +103,7 @@ def span_bytes(tensor: Tensor) -> int:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether the numbers that torch sees are those at `data_ptr`: no wrapper, no lazy sign, no other device."""
-    kind = type(tensor)
-    plain = kind is Tensor or kind is Parameter or kind.__torch_dispatch__ is _NO_DISPATCH
-    return plain and tensor.is_cpu and not tensor.is_neg()
+    return type(tensor).__torch_dispatch__ is _NO_DISPATCH and tensor.is_cpu and not tensor.is_neg()
 
 
 def _require_plain(name: str, tensor: Tensor, dtype: torch.dtype) -> None:

@@ -37,7 +37,7 @@ from numba import carray
 
 from blockadapt.kernels.cpu.jit import jit
 from blockadapt.kernels.cpu.simd import LANES, SQUARE, array_at, pointer, rows_at
-from blockadapt.kernels.cpu.tables import COORDINATES, STRIDED, TERMS
+from blockadapt.kernels.cpu.tables import TENSORS, TERMS
 
 LINE = 64
 """Bytes of a cache line."""
@@ -63,6 +63,7 @@ class Lie(NamedTuple):
     lengths: Any
     owners: Any
     spare: Any
+    kept: Any
     blank: Any
 
 
@@ -82,6 +83,9 @@ class Scratch(NamedTuple):
     ranks: Any
     largest: Any
     merged: Any
+    basis: Any
+    eigenvalues: Any
+    columns: Any
     terms: Any
     log: Any
     wide: Any
@@ -108,16 +112,19 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     y, h = e + n * row, e + 2 * n * row
     u, q = h + n * row, h + 2 * n * row
     ranks, largest, merged = q + n * row, q + 2 * n * row, q + 3 * n * row
-    terms = merged + n * row
+    basis, eigenvalues = merged + n * row, merged + (n + n * (n - 1) // 2) * row
+    columns = eigenvalues + n * row
+    terms = columns + n * n * row
     wide_a = terms + TERMS * row
     wide_h = wide_a + triangle * wide_row
     wide_d, wide_e, wide_y = wide_h + n * wide_row, wide_h + 2 * n * wide_row, wide_h + 3 * n * wide_row
     wide_u, wide_q = wide_y + n * wide_row, wide_y + 2 * n * wide_row
     where = wide_q + n * wide_row
-    steps = where + STRIDED * integers
-    lengths = steps + COORDINATES * integers
+    steps = where + len(TENSORS) * integers
+    lengths = steps + len(TENSORS) * integers
     owners, spare = lengths + integers, lengths + 2 * integers
-    blank = spare + 2 * integers
+    kept = spare + 2 * integers
+    blank = kept + integers
     ends = blank + (triangle * itemsize + LINE - 1) // LINE * LINE
     matrix = ends + (8 * sweeps + LINE - 1) // LINE * LINE
     vectors = matrix + (8 * n * n + LINE - 1) // LINE * LINE
@@ -125,9 +132,10 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     sums = log + 2 * (n - 1) * sweeps * row
     end = sums + 2 * wide_row
     wide = Wide(wide_a, wide_h, wide_d, wide_e, wide_y, wide_u, wide_q)
-    lie = Lie(where, steps, lengths, owners, spare, blank)
+    lie = Lie(where, steps, lengths, owners, spare, kept, blank)
     return Scratch(
-        a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, terms, log, wide, lie, ends, matrix, vectors, sums, end
+        a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, basis, eigenvalues, columns, terms, log, wide, lie, ends,
+        matrix, vectors, sums, end,
     )  # fmt: skip
 
 
@@ -147,11 +155,12 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> 
         q=doubles(address + at.wide.q, n * LANES),
     )
     lie = Lie(
-        where=carray(pointer(address + at.lie.where), (STRIDED, LANES), np.int64),
-        steps=carray(pointer(address + at.lie.steps), (COORDINATES, LANES), np.int64),
+        where=carray(pointer(address + at.lie.where), (len(TENSORS), LANES), np.int64),
+        steps=carray(pointer(address + at.lie.steps), (len(TENSORS), LANES), np.int64),
         lengths=carray(pointer(address + at.lie.lengths), (LANES,), np.int64),
         owners=carray(pointer(address + at.lie.owners), (LANES,), np.int64),
         spare=carray(pointer(address + at.lie.spare), (LANES + 1,), np.int64),
+        kept=carray(pointer(address + at.lie.kept), (LANES,), np.int64),
         blank=array_at(address + at.lie.blank, triangle, like),
     )
     return Scratch(
@@ -168,6 +177,9 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> 
         ranks=rows_at(address + at.ranks, n, like),
         largest=rows_at(address + at.largest, n, like),
         merged=rows_at(address + at.merged, n, like),
+        basis=rows_at(address + at.basis, n * (n - 1) // 2, like),
+        eigenvalues=rows_at(address + at.eigenvalues, n, like),
+        columns=rows_at(address + at.columns, n * n, like),
         terms=rows_at(address + at.terms, TERMS, like),
         log=rows_at(address + at.log, 2 * (n - 1) * sweeps, like),
         wide=wide,

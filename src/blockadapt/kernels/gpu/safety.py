@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from blockadapt.kernels.contract import Batch, Place
-from blockadapt.kernels.layout import tiled_shape
+from blockadapt.kernels.reflections import eigenvalues_length, reflections_length
 from blockadapt.moments import packed_length
 from blockadapt.validation import Described, require
 
@@ -34,8 +34,8 @@ def check_place(place: Place, batch: Batch) -> None:
         "m": (major, minor, k),
         "second_moment": (major, minor, packed_length(n)),
         "largest": (major, minor, n),
-        "basis": tiled_shape(n, place.num_blocks, n * n),
-        "eigenvalues": tiled_shape(n, place.num_blocks, n),
+        "basis": (place.num_blocks * reflections_length(n),),
+        "eigenvalues": (place.num_blocks * eigenvalues_length(n),),
     }
     for name, shape in shapes.items():
         tensor: Tensor | None = getattr(place, name)

@@ -14,12 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blockadapt.kernels.contract import TERMS, Batch, Place, Segment, Tally
+from blockadapt.kernels.contract import Batch, Place, Segment, Tally
 from blockadapt.kernels.gpu import step
 from blockadapt.kernels.gpu.safety import check_place, gradient_address
+from blockadapt.kernels.transfer import is_capturing, sent, term_table
 
 _REALS = {torch.float32: tl.float32, torch.float64: tl.float64}
-_ADDRESSES = ("x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues")
+_ADDRESSES = ("x", "m", "second_moment", "largest", "basis", "eigenvalues")
 _STRIDED = ("x", "m", "second_moment", "largest")
 
 INTERPRETED = not isinstance(step.advance, triton.JITFunction)
@@ -103,9 +104,10 @@ class WorkList:
         tiles = [triton.cdiv(place.num_blocks, self._lanes) for place in places]
         first = np.cumsum([0, *tiles])
         self._tiles = int(first[-1])
-        self._table = np.array([_row(place, int(start)) for place, start in zip(places, first, strict=False)])
+        rows = [_row(place, int(start)) for place, start in zip(places, first, strict=False)]
+        self._table = sent(torch.tensor(rows, dtype=torch.int64), batch.device)
         owners = torch.from_numpy(np.repeat(np.arange(len(places), dtype=np.int32), tiles))
-        self._owners = _sent(owners, batch.device)
+        self._owners = sent(owners, batch.device)
         self._compiled = False
 
     def fits(self, places: Sequence[Place]) -> bool:
@@ -117,18 +119,18 @@ class WorkList:
     def ready(self, segments: Sequence[Segment]) -> Step:
         """This step's launches, compiled; the table of its gradients and coefficients is on its way to the device."""
         batch = self._batch
-        table = self._table.copy()
-        grad, terms = step.COLUMNS.index("grad"), len(step.COLUMNS) - len(TERMS)
-        table[:, grad] = [gradient_address(segment.place, segment.grad, batch) for segment in segments]
-        table[:, terms:] = np.array([segment.coefficients.terms for segment in segments], np.float64).view(np.int64)
+        grads = [gradient_address(segment.place, segment.grad, batch) for segment in segments]
         with _on(batch.device):
+            terms = term_table([segment.coefficients for segment in segments], batch.device, torch.float64)
+            table = torch.cat([self._table, _column(grads, batch.device), terms.view(torch.int64)], dim=1)
             sums = torch.empty((2, self._tiles if self._tally else 0), dtype=torch.float64, device=batch.device)
-            launches = self._launches(_sent(torch.from_numpy(table), batch.device), sums)
+            launches = self._launches(table, sums)
             if not self._compiled:
                 for launch in launches:
                     launch.compile()
                 self._compiled = True
-        return Step(batch.device, launches, self._tally, sums, segments[0].coefficients.first.correction)
+        correction = 1.0 if self._tally is None else float(segments[0].coefficients.first.correction)
+        return Step(batch.device, launches, self._tally, sums, correction)
 
     def _launches(self, table: Tensor, sums: Tensor) -> list[Launch]:
         n, dtype, device, _ = self._batch
@@ -138,10 +140,10 @@ class WorkList:
         shape |= {"MEASURED": self._tally is not None, "enable_fp_fusion": True}
         N = triton.next_power_of_2(n)
         most = processors(device) * WARPS_PER_PROCESSOR
-        if not self._refresh:
+        if not self._refresh and n > 1:  # blocks of 1 keep nothing
             shape |= {"N": N, "num_warps": max(1, N * dtype.itemsize // 64)}
             return [Launch(step.turn, min(tiles, most), (table, owners, sums, tiles, n), shape)]
-        shape["HAS_BASIS"] = has_basis
+        shape["HAS_BASIS"] = has_basis and n > 1
         sweeps = sweeps_allowed(n)
         rows = step.scratch_rows(n, sweeps)
         programs = min(tiles, most, max(1, SCRATCH // (rows * lanes * dtype.itemsize)))
@@ -185,13 +187,15 @@ def _on(device: torch.device) -> Any:
     return np.errstate(all="ignore") if device.type == "cpu" else torch.get_device_module(device).device(device)
 
 
-def _sent(host: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to the device, which nobody waits for. Pinned memory is kept until it has left."""
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+def _column(addresses: Sequence[int], device: torch.device) -> Tensor:
+    """A column of the table. A graph that is captured has each address as an argument of a fill."""
+    if is_capturing(device):
+        return torch.cat([torch.full((1, 1), address, dtype=torch.int64, device=device) for address in addresses])
+    return sent(torch.tensor(addresses, dtype=torch.int64), device).unsqueeze(1)
 
 
 def _row(place: Place, first: int) -> list[int]:
-    """A row of the table, in the order of its columns. The gradient's address and the terms are filled in later."""
+    """What stays of a row of the table from step to step, in the order of its columns."""
 
     def address(name: str) -> int:
         tensor: Tensor | None = getattr(place, name, None)
@@ -209,5 +213,4 @@ def _row(place: Place, first: int) -> list[int]:
         minor,
         place.num_blocks,
         first,
-        *([0] * len(TERMS)),
     ]
