@@ -35,13 +35,23 @@ def is_plain(tensor: Tensor) -> bool:
 
     A sparse tensor, or another subclass that dispatches by itself, keeps them elsewhere.
     """
-    alone = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return (alone or not has_numbers(tensor)) and tensor.layout is torch.strided
+    return (_is_alone(tensor) or not has_numbers(tensor)) and tensor.layout is torch.strided
+
+
+def lies_in_memory(tensor: Tensor, device: torch.device) -> bool:
+    """Whether the numbers that torch sees are those at `data_ptr`: no wrapper, no lazy sign, no other device."""
+    plain = _is_alone(tensor) and tensor.layout is torch.strided
+    return plain and tensor.device == device and not tensor.is_neg()
+
+
+def _is_alone(tensor: Tensor) -> bool:
+    """Whether no subclass dispatches for it."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def has_numbers(tensor: Tensor) -> bool:
     """Whether a tensor has memory with numbers in it: not on the device "meta", and no FakeTensor."""
-    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+    if _is_alone(tensor):
         return not tensor.is_meta
     from torch._subclasses.fake_tensor import FakeTensor
 

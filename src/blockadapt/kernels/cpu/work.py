@@ -16,16 +16,17 @@ from torch import Tensor
 from blockadapt.kernels.contract import Batch, Place, Segment, Tally
 from blockadapt.kernels.cpu import thresholds
 from blockadapt.kernels.cpu.compilation import compiled
-from blockadapt.kernels.cpu.safety import OWNER, check_place, gradient_address, span_bytes
 from blockadapt.kernels.cpu.scratch import LINE, offsets
 from blockadapt.kernels.cpu.spectral import Form
 from blockadapt.kernels.cpu.step import worker
 from blockadapt.kernels.cpu.tables import ADDRESS, ENTRY, GRAD, TENSORS, TERMS, Entries, Extents
 from blockadapt.kernels.cpu.threads import ready, run_on_threads
 from blockadapt.kernels.layout import TILE
+from blockadapt.kernels.safety import check_place, gradient_address, reach_bytes
 from blockadapt.spectrum import InverseRoot, SpectralFunction
 from blockadapt.validation import refusal
 
+OWNER = "NumbaKernel"
 _REALS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -46,11 +47,11 @@ class WorkList:
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         for place in places:
-            check_place(place, batch)
+            check_place(OWNER, place, batch)
         real = _REALS[batch.dtype]
         self._batch = batch
         self._places = [weakref.ref(place) for place in places]
-        self._reaches = [_reach(place) for place in places]
+        self._reaches = [reach_bytes(place) for place in places]
         self._worker = worker_for(real, lanes_form(batch.function)).ctypes
         self._tensors = np.array([_tensor_rows(place) for place in places], dtype=np.int64)
         self._extents = np.array([_extents(place) for place in places], dtype=np.int64)
@@ -93,9 +94,8 @@ class WorkList:
 
     def fill_in_(self, segments: Sequence[Segment]) -> None:
         """What each step brings anew; nothing is left then that could raise."""
-        dtype = self._batch.dtype
         self._tensors[:, GRAD, ADDRESS] = [
-            gradient_address(segment.place, segment.grad, dtype, reach)
+            gradient_address(OWNER, segment.place, segment.grad, self._batch, reach)
             for segment, reach in zip(segments, self._reaches, strict=True)
         ]
         coefficients = segments[0].coefficients
@@ -156,11 +156,6 @@ def _tensor_rows(place: Place) -> list[tuple[int, ...]]:
 def _extents(place: Place) -> Extents:
     _, minors, length = place.x.shape
     return Extents(minors, length, place.num_blocks)
-
-
-def _reach(place: Place) -> int:
-    """Bytes from a gradient's first element to the end of the place's part of it."""
-    return place.offset * place.x.itemsize + span_bytes(place.x)
 
 
 # What threads run -------------------------------------------------------------------------------------------------
