@@ -6,12 +6,19 @@ at every step. What does not fit is refused in one sentence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
+
+import numpy as np
+import torch
 from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Place
 from blockadapt.kernels.layout import MAX_TILED, tiled_shape
 from blockadapt.moments import packed_length
 from blockadapt.validation import Described, lies_in_memory, require
+
+_device, _dtype, _layout = attrgetter("device"), attrgetter("dtype"), attrgetter("layout")
 
 
 def check_place(owner: str, place: Place, batch: Batch) -> None:
@@ -57,16 +64,32 @@ def reach_bytes(place: Place) -> int:
     return place.offset * place.x.itemsize + span_bytes(place.x)
 
 
-def gradient_address(owner: str, place: Place, grad: Tensor, batch: Batch, reach: int) -> int:
-    """Say where the place's part of a gradient begins. Its last byte lies `reach` past the gradient's first.
+def gradient_addresses(owner: str, grads: Sequence[Tensor], batch: Batch, reaches: np.ndarray) -> np.ndarray:
+    """Say where each gradient begins. What is read of it ends `reaches` bytes later. Its few passes run in C.
 
     Raises:
-        ValueError: The gradient is not in plain memory of the batch's device, of its dtype and large enough.
+        ValueError: A gradient is not in plain memory of the batch's device, of its dtype and large enough.
     """
-    if not (lies_in_memory(grad, batch.device) and grad.dtype is batch.dtype and reach <= _storage_bytes(grad)):
-        require_plain(owner, "grad", grad, batch)
-        require_within(owner, "grad", grad, reach)
-    return grad.data_ptr() + place.offset * grad.itemsize
+    if not (_lie_in_memory(grads, batch) and (reaches <= _bytes_held(grads)).all()):
+        for grad, reach in zip(grads, reaches, strict=True):
+            require_plain(owner, "grad", grad, batch)
+            require_within(owner, "grad", grad, int(reach))
+    return np.fromiter(map(Tensor.data_ptr, grads), np.int64, len(grads))
+
+
+def _lie_in_memory(tensors: Sequence[Tensor], batch: Batch) -> bool:
+    """`lies_in_memory` for all of them, of the batch's dtype."""
+    if {*map(_dtype, tensors)} != {batch.dtype} or {*map(_layout, tensors)} != {torch.strided}:
+        return False
+    kinds: set[type[Tensor]] = {*map(type, tensors)}
+    if any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds):
+        return False
+    return {*map(_device, tensors)} == {batch.device} and not any(map(Tensor.is_neg, tensors))
+
+
+def _bytes_held(tensors: Sequence[Tensor]) -> np.ndarray:
+    """`_storage_bytes` of each."""
+    return np.fromiter(map(_storage_bytes, tensors), np.int64, len(tensors))
 
 
 def span_bytes(tensor: Tensor) -> int:

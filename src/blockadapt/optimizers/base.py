@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,6 +65,17 @@ CAPTURABLE = ("cuda", "xpu", "hpu", "privateuseone", "xla")
 """Kinds of devices on which a step may be captured: those for which torch's own optimizers have `capturable`."""
 
 Closure = Callable[[], Any]
+
+
+class AtStep(NamedTuple):
+    """What one step is for units that are at it together: its number, its numbers, and the state that blocks keep.
+
+    The number is 0 where only a device knows it.
+    """
+
+    step: int
+    coefficients: Coefficients
+    kept: Sequence[str]
 
 
 class BlockOptimizer(TracedStep, Optimizer):
@@ -176,7 +187,7 @@ class BlockOptimizer(TracedStep, Optimizer):
             return None
         self._estimates.begin()
         updates = []
-        known: dict[Any, Coefficients] = {}
+        known: dict[Any, AtStep] = {}
         for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
             update = Update(self.spectral_function)
             known |= self._known_to_devices(together)
@@ -204,21 +215,23 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._ranks.share_out(units)
         return units
 
-    def _prepare(self, unit: Unit, update: Update, known: dict[Any, Coefficients]) -> None:
+    def _prepare(self, unit: Unit, update: Update, known: dict[Any, AtStep]) -> None:
         """Put one unit's part of the step into `update`; changes nothing.
 
-        `known` has the coefficients that other units needed: parameters of a group are almost always at the same step.
-        A unit whose counter lies on a device has its own there.
+        `known` has what other units needed: parameters of a group are almost always at the same step. A unit whose
+        counter lies on a device has its own there.
         """
         group, held = unit.group, [self.state.get(param, {}) for param in unit.params]
-        coefficients, step = known.get(unit), 0
-        if coefficients is None:
+        now = known.get(unit)
+        if now is None:
             step = self._steps_taken(unit, held[0]) + 1
             key = unit.index, step, statistics_dtype(unit.owner)
-            coefficients = known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:]))
-        closed = is_closed(group, step)
-        states = self._states(unit, held, self._kept(group, step), update)
-        if closed:
+            now = known.get(key)
+            if now is None:
+                now = known[key] = AtStep(step, self.coefficients(group, *key[1:]), self._kept(group, step))
+        step, coefficients, kept = now
+        states = self._states(unit, held, kept, update)
+        if not kept:  # the clip has closed
             for param, state in zip(unit.params, states, strict=True):
                 update.add_scaled(unit, param, state, coefficients)
             return
@@ -231,17 +244,21 @@ class BlockOptimizer(TracedStep, Optimizer):
         else:
             update.add_parameter(unit, states[0], refresh, coefficients, tally)
 
-    def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, Coefficients]:
-        """The coefficients of units whose steps only their devices count, many units at a time."""
+    def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, AtStep]:
+        """What units need whose steps only their devices count, many units at a time."""
+        if not any(group["capturable"] for group in self.param_groups):
+            return {}
         alike: dict[tuple[int, torch.dtype, torch.device], list[Unit]] = {}
         for unit in units:
             if unit.group["capturable"]:
                 alike.setdefault((unit.index, statistics_dtype(unit.owner), unit.owner.device), []).append(unit)
-        known: dict[Unit, Coefficients] = {}
+        known: dict[Unit, AtStep] = {}
         for (_, dtype, device), together in alike.items():
             taken = [self._counter(unit, device) for unit in together]
-            columns = self.coefficients(together[0].group, torch.stack(taken).double() + 1, dtype)
-            known |= zip(together, columns.split(len(together)), strict=True)
+            group = together[0].group
+            columns, kept = self.coefficients(group, torch.stack(taken).double() + 1, dtype), self._kept(group, 0)
+            rows = columns.split(len(together))
+            known |= {unit: AtStep(0, row, kept) for unit, row in zip(together, rows, strict=True)}
         return known
 
     def coefficients(self, group: Group, step: Term, dtype: torch.dtype) -> Coefficients:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from blockadapt.errors import NonFiniteGradientError
 from blockadapt.moments import statistics_dtype
@@ -17,6 +19,8 @@ from blockadapt.optimizers.unit import Group, describe
 from blockadapt.partition import MAX_BLOCK
 from blockadapt.terms import Term
 from blockadapt.validation import Described, has_numbers, is_plain, refusal
+
+_is_meta = attrgetter("is_meta")
 
 
 def require_gradients(owner: str, group: Group, index: int) -> None:
@@ -69,7 +73,9 @@ def are_usable(groups: Sequence[tuple[Group, float]]) -> list[bool]:
 
 def _moved(group: Group) -> list[Tensor]:
     """The parameters whose gradients have numbers."""
-    params = (param for param in group["params"] if param.grad is not None and param.grad.numel())
+    params = [param for param in group["params"] if param.grad is not None and param.grad.numel()]
+    if {*map(type, params)} <= {Parameter, Tensor} and not any(map(_is_meta, params)):
+        return params  # as almost always
     return [param for param in params if has_numbers(param)]
 
 

@@ -22,7 +22,7 @@ from blockadapt.kernels.cpu.step import worker
 from blockadapt.kernels.cpu.tables import ADDRESS, ENTRY, GRAD, TENSORS, TERMS, Entries, Extents
 from blockadapt.kernels.cpu.threads import ready, run_on_threads
 from blockadapt.kernels.layout import TILE
-from blockadapt.kernels.safety import check_place, gradient_address, reach_bytes
+from blockadapt.kernels.safety import check_place, gradient_addresses, reach_bytes
 from blockadapt.spectrum import InverseRoot, SpectralFunction
 from blockadapt.validation import refusal
 
@@ -51,7 +51,8 @@ class WorkList:
         real = _REALS[batch.dtype]
         self._batch = batch
         self._places = [weakref.ref(place) for place in places]
-        self._reaches = [reach_bytes(place) for place in places]
+        self._reaches = np.array([reach_bytes(place) for place in places])
+        self._offsets = np.array([place.offset * place.x.itemsize for place in places])
         self._worker = worker_for(real, lanes_form(batch.function)).ctypes
         self._tensors = np.array([_tensor_rows(place) for place in places], dtype=np.int64)
         self._extents = np.array([_extents(place) for place in places], dtype=np.int64)
@@ -94,10 +95,9 @@ class WorkList:
 
     def fill_in_(self, segments: Sequence[Segment]) -> None:
         """What each step brings anew; nothing is left then that could raise."""
-        self._tensors[:, GRAD, ADDRESS] = [
-            gradient_address(OWNER, segment.place, segment.grad, self._batch, reach)
-            for segment, reach in zip(segments, self._reaches, strict=True)
-        ]
+        grads = [segment.grad for segment in segments]
+        begins = gradient_addresses(OWNER, grads, self._batch, self._reaches)
+        self._tensors[:, GRAD, ADDRESS] = begins + self._offsets
         coefficients = segments[0].coefficients
         one = all(segment.coefficients is coefficients for segment in segments)
         self._coefficients[:] = coefficients.terms if one else [segment.coefficients.terms for segment in segments]
