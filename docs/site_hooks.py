@@ -46,8 +46,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _is_shown(path: str) -> bool:
-    """Whether a file gets a page that shows it: what lies outside `docs/`, and programs within."""
-    return not path.startswith("docs/") or path.endswith(".py")
+    """Whether a file gets a page that shows it: what lies outside `docs/`, and programs and tables within."""
+    return not path.startswith("docs/") or path.endswith((".py", ".csv"))
 
 
 def _shown(root: Path, path: str) -> str:

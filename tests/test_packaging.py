@@ -101,6 +101,15 @@ def test_the_readmes_examples_run_where_only_the_wheel_and_its_dependencies_are(
     assert laboratory == "False"
 
 
+def test_the_readme_of_the_package_has_no_link_that_only_the_repository_knows(installed: Path) -> None:
+    (metadata,) = installed.parent.glob("lib/python*/site-packages/blockadapt-*.dist-info/METADATA")
+    text = metadata.read_text(encoding="utf-8")
+    assert "Description-Content-Type: text/markdown" in text
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "Adam keeps one number for each weight." in prose
+    assert re.findall(r"\]\((?![a-z]+:|#)[^)]*\)", prose) == []
+
+
 def test_the_command_says_in_one_sentence_which_extra_it_needs(installed: Path, tmp_path: Path) -> None:
     code, out, error = run(installed / "blockadapt", "list", folder=tmp_path, check=False)
     assert code == 2
@@ -123,7 +132,15 @@ def test_the_laboratory_in_the_wheel_has_its_files(installed: Path, tmp_path: Pa
 
 def test_the_source_archive_holds_what_its_tests_need(unpacked: Path) -> None:
     """Every test is collected, and those that read other files of the repository pass."""
-    for name in ("Makefile", "constraints.txt", "conftest.py", "examples", "CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in (
+        "Makefile",
+        "mkdocs.yml",
+        "constraints.txt",
+        "conftest.py",
+        "examples",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    ):
         assert (unpacked / name).exists()
     pytest_here = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     _, collected, _ = run(*pytest_here, "--collect-only", folder=unpacked, path=unpacked / "src")

@@ -106,8 +106,6 @@ def main() -> None:
 
     pause = 15
     FuncAnimation(figure, frame, frames=STEPS + pause).save(HERE / "valley.gif", writer=PillowWriter(fps=10))
-    frame(STEPS)
-    figure.savefig(HERE / "valley.png")
     for name, points in paths.items():
         mean = loss(torch.tensor(points)).mean().item()
         print(f"{LABELS[name]}: lr {rates[name]:.3g}, mean loss {mean:.3g}")

@@ -225,7 +225,7 @@ class DenseOracle:
                 self.x[block.coordinates] = self._step_block(block, x, g)
             else:
                 self.x[block.coordinates] = np.where(here, self._step_block(block, x, np.where(here, g, 0.0)), x)
-        if self.clip is not None and self.along > 0 and not self._closes(len(self.ratios) + 1):
+        if self.clip is not None and self.along > 0 and not (self.ratios and self._closes(len(self.ratios) + 1)):
             self.ratios.append(self.along / self.square / self.lr)
 
     @property

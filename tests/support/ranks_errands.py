@@ -84,6 +84,13 @@ def trained(kind: str, options: Sequence[Options], steps: int, rows: int = 24) -
     return results
 
 
+def measured(kind: str, options: Options, steps: int) -> tuple[Any, list[Tensor]]:
+    """The estimate of α* and the parameters after so many steps."""
+    net, optimizer = built(kind, options)
+    train(net, optimizer, range(steps))
+    return optimizer.state_dict()["param_groups"][0]["estimate"], whole(net.parameters())
+
+
 # FSDP2 -------------------------------------------------------------------------------------------------------------
 
 

@@ -90,7 +90,7 @@ def _gradients(unit: Unit, x: Sequence[Tensor], now: Coefficients) -> list[Tenso
 
 
 def _chunks(g: Tensor, now: BlockState, before: BlockState) -> Iterator[tuple[Tensor, BlockState, BlockState]]:
-    """The same blocks, so few at a time that their matrices fit into `CHUNK`."""
+    """Yield the same blocks, so few at a time that their matrices fit into `CHUNK`."""
     size = max(1, CHUNK // g.shape[1] ** 2)
     for start in range(0, len(g), size):
         piece = slice(start, start + size)

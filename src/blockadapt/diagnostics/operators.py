@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from blockadapt.kernels import Coefficients, Dispatcher
+from blockadapt.kernels.reflections import basis_of
 from blockadapt.moments import packed_length, statistics_dtype
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.optimizers.storage import WIDTHS, state_rows, steps_taken
@@ -117,7 +118,7 @@ def applied(
         s = torch.full(like.shape, float(spectrum.upper), dtype=torch.float64, device=like.device)
         return Operator(s, None, None)
     if "basis" in rows and (n := rows["eigenvalues"].shape[1]) > 1:
-        eigenvalues, basis = rows["eigenvalues"].double(), rows["basis"].double().view(-1, n, n)[:, :k]
+        eigenvalues, basis = rows["eigenvalues"].double(), basis_of(rows["basis"].double(), n)[:, :k]
     else:  # the first k rows of a packed triangle are the block without the coordinates that a short run lacks
         packed = rows["second_moment"].double()[:, : packed_length(k)]
         eigenvalues, basis = kernels.decompose(packed, k, function) if k > 1 else (packed, None)

@@ -95,8 +95,9 @@ class Place:
         m: First moment [major, minor, k], updated in place; None where the gradient itself is used (β₁ = 0).
         second_moment: Packed V [major, minor, n(n+1)/2], updated in place.
         largest: AMSGrad's Σ̂ [major, minor, n], ascending, updated in place; None without AMSGrad.
-        basis: U kept between refreshes [tiles, n·n, TILE], rows of U one after another; None with `refresh_every=1`.
-        eigenvalues: diag(Uᵀ V U) kept with it [tiles, n, TILE].
+        basis: U kept between refreshes, as reflections (`kernels.reflections`), n(n−1)/2 numbers a block, by tile; None
+            with `refresh_every=1`.
+        eigenvalues: diag(Uᵀ V U) kept with it, n numbers a block, by tile. Blocks of 1 keep neither: both are empty.
         function: s(λ) of these blocks.
         offset: Elements from the parameter's first to the first of x.
     """

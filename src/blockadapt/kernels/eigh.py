@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batch, Coefficients, Kernel, Segment
+from blockadapt.kernels.contract import Batch, Coefficients, Kernel, Place, Segment
 from blockadapt.kernels.layout import by_block, write_by_block_
+from blockadapt.kernels.reflections import reflections_length, reflections_of, turned
 from blockadapt.kernels.transfer import term_table
 from blockadapt.moments import unpack, updated_second_moment
 from blockadapt.spectrum import unclipped
@@ -42,7 +43,8 @@ class EighKernel(Kernel):
         m = torch.lerp(g, _rows(old, n), first.beta)
         V = updated_second_moment(_rows([place.second_moment for place in places]), g, second.decay, second.weight)
 
-        eigenvalues, basis = _decompose(segments, V, g, second.decay, second.weight)
+        basis = _Basis.of(segments, V)
+        eigenvalues = V if basis is None else basis.eigenvalues(g, second.decay, second.weight)
         adapted = list(eigenvalues.split(counts))
         largest: list[Tensor | None] = [None] * len(segments)
         for i, place in enumerate(places):
@@ -51,18 +53,18 @@ class EighKernel(Kernel):
 
         f = unclipped(torch.cat(adapted), spectrum, batch.function)
         s = f.clamp(spectrum.lower, spectrum.upper)
-        y = m if basis is None else (basis.mT @ m.unsqueeze(-1)).squeeze(-1)
-        direction = s * y if basis is None else (basis @ (s * y).unsqueeze(-1)).squeeze(-1)
+        y = m if basis is None else basis.turn(m)
+        direction = s * y if basis is None else basis.turn(s * y, back=True)
         measured = any(segment.tally is not None for segment in segments)
         sums = _sums(f, y, first.correction).split(counts, dim=1) if measured else []
-        kept = basis.flatten(1) if basis is not None else torch.ones_like(m)
-        new = [list(t.split(counts)) for t in (direction, m, V, kept, eigenvalues)]
+        reflections = [None] * len(segments) if basis is None else basis.to_keep()
+        new = [list(t.split(counts)) for t in (direction, m, V, eigenvalues)]
         for i, place in enumerate(places):  # as the places have them: what is written later makes no new tensor
             k = place.x.shape[-1]
             for rows in new[:2]:
                 rows[i] = rows[i][:, :k].reshape(place.x.shape)
             new[2][i] = new[2][i].reshape(place.second_moment.shape)
-        return EighChange(segments, *new, largest, sums)  # type: ignore[call-arg]
+        return EighChange(segments, *new, reflections, largest, sums)  # type: ignore[call-arg]
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See `Kernel.decompose`."""
@@ -77,8 +79,8 @@ class EighChange:
     direction: list[Tensor]
     m: list[Tensor]
     second_moment: list[Tensor]
-    basis: list[Tensor]
     eigenvalues: list[Tensor]
+    basis: Sequence[Tensor | None]
     largest: list[Tensor | None]
     sums: Sequence[Tensor]
 
@@ -92,9 +94,11 @@ class EighChange:
             largest = self.largest[i]
             if place.largest is not None and largest is not None:
                 place.largest.copy_(largest.view(place.largest.shape))
-            for kept, new in ((place.basis, self.basis[i]), (place.eigenvalues, self.eigenvalues[i])):
-                if kept is not None:
-                    write_by_block_(kept, new)
+            basis = self.basis[i]
+            if place.basis is not None and basis is not None:
+                write_by_block_(place.basis, place.n, basis)
+            if place.eigenvalues is not None and place.n > 1:
+                write_by_block_(place.eigenvalues, place.n, self.eigenvalues[i])
             if tally is not None:
                 tally.add(self.sums[i])
 
@@ -120,37 +124,81 @@ def _columns(segments: Sequence[Segment], like: Tensor) -> Any:
     return Coefficients.of(torch.cat(rows).unsqueeze(-1).unbind(1))
 
 
-def _decompose(
-    segments: Sequence[Segment], V: Tensor, g: Tensor, decay: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Λ [num_blocks, n] and U [num_blocks, n, n] (None for n = 1), found anew or, between refreshes, kept.
+@dataclass(frozen=True)
+class _Basis:
+    """U of each block: found anew, or, between refreshes, kept as reflections.
 
-    A kept basis turns with nothing, so Λ = diag(Uᵀ V U) follows V exactly: λ ← d λ + w (Uᵀ g)².
+    Attributes:
+        segments: Whose blocks they are.
+        found: Λ [fresh, n] of those that have it anew.
+        U: Theirs [fresh, n, n].
+        kept: Reflections of the others [others, n(n−1)/2].
     """
-    n = g.shape[1]
-    if n == 1:
-        return V, None
-    counts = [s.place.num_blocks for s in segments]
-    if all(s.refresh for s in segments):
-        return _eigh(unpack(V, n))
-    eigenvalues, basis = g.new_empty(g.shape), g.new_empty(*g.shape, n)
-    pieces = list(zip(segments, *(t.split(counts) for t in (V, g, decay, weight, eigenvalues, basis)), strict=True))
-    for segment, _, g_, d, w, eigenvalues_, basis_ in pieces:
-        if not segment.refresh:
-            place = segment.place
-            assert place.basis is not None
-            assert place.eigenvalues is not None
-            basis_.copy_(by_block(place.basis, place.num_blocks).view(basis_.shape))
-            turned = (basis_.mT @ g_.unsqueeze(-1)).squeeze(-1)
-            eigenvalues_.copy_(d * by_block(place.eigenvalues, place.num_blocks) + w * turned * turned)
-    fresh = [piece for piece in pieces if piece[0].refresh]
-    if fresh:
-        found = _eigh(unpack(torch.cat([piece[1] for piece in fresh]), n))
-        sizes = [piece[0].place.num_blocks for piece in fresh]
-        for piece, λ, U in zip(fresh, *(t.split(sizes) for t in found), strict=True):
-            piece[-2].copy_(λ)
-            piece[-1].copy_(U)
-    return eigenvalues, basis
+
+    segments: Sequence[Segment]
+    found: Tensor
+    U: Tensor
+    kept: Tensor
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], V: Tensor) -> _Basis | None:
+        """That of all blocks; None for blocks of 1."""
+        n = segments[0].place.n
+        if n == 1:
+            return None
+        kept = [by_block(p.basis, n, p.num_blocks) for p in _kept_places(segments) if p.basis is not None]
+        found = _eigh(unpack(_part(V, segments, fresh=True), n))
+        return cls(segments, *found, torch.cat([V.new_empty(0, reflections_length(n)), *kept]))
+
+    def turn(self, vectors: Tensor, back: bool = False) -> Tensor:
+        """Uᵀ times vectors [num_blocks, n], or U times them on the way back."""
+        fresh, kept = (_part(vectors, self.segments, fresh).unsqueeze(-1) for fresh in (True, False))
+        fresh = (self.U if back else self.U.mT) @ fresh
+        if len(kept):
+            kept = turned(self.kept, kept, back)
+        return _joined(fresh.squeeze(-1), kept.squeeze(-1), self.segments)
+
+    def eigenvalues(self, g: Tensor, decay: Tensor, weight: Tensor) -> Tensor:
+        """Λ [num_blocks, n]. A kept basis does not turn, so Λ = diag(Uᵀ V U) follows V: λ ← d λ + w (Uᵀ g)²."""
+        g, decay, weight = (_part(t, self.segments, fresh=False) for t in (g, decay, weight))
+        if not len(g):
+            return self.found
+        places = _kept_places(self.segments)
+        old = torch.cat([by_block(p.eigenvalues, p.n, p.num_blocks) for p in places if p.eigenvalues is not None])
+        square = turned(self.kept, g.unsqueeze(-1)).squeeze(-1).square()
+        return _joined(self.found, decay * old + weight * square, self.segments)
+
+    def to_keep(self) -> list[Tensor | None]:
+        """The reflections that each segment is to keep anew; None where it keeps those that it has, or none."""
+        keeps = [segment.refresh and segment.place.basis is not None for segment in self.segments]
+        if not any(keeps):
+            return [None] * len(keeps)
+        rest = iter(reflections_of(self.U).split([s.place.num_blocks for s in self.segments if s.refresh]))
+        new = [next(rest) if segment.refresh else None for segment in self.segments]
+        return [rows if keep else None for rows, keep in zip(new, keeps, strict=True)]
+
+
+def _kept_places(segments: Sequence[Segment]) -> list[Place]:
+    return [segment.place for segment in segments if not segment.refresh]
+
+
+def _part(rows: Tensor, segments: Sequence[Segment], fresh: bool) -> Tensor:
+    """Of rows [num_blocks, …] those of segments that find U anew, or of the others."""
+    if all(segment.refresh is fresh for segment in segments):
+        return rows
+    pieces = zip(rows.split([segment.place.num_blocks for segment in segments]), segments, strict=True)
+    return torch.cat([rows[:0], *(piece for piece, segment in pieces if segment.refresh is fresh)])
+
+
+def _joined(fresh: Tensor, others: Tensor, segments: Sequence[Segment]) -> Tensor:
+    """Undo `_part`."""
+    if all(segment.refresh for segment in segments):
+        return fresh
+    parts = {
+        refresh: iter(rows.split([s.place.num_blocks for s in segments if s.refresh is refresh]))
+        for refresh, rows in ((True, fresh), (False, others))
+    }
+    return torch.cat([next(parts[segment.refresh]) for segment in segments])
 
 
 @lru_cache(maxsize=16)

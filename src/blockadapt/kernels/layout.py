@@ -1,10 +1,11 @@
 """Tiles: how a kept basis lies in memory.
 
     by block   [num_blocks, width]      a block's numbers side by side: V, Σ̂
-    by tile    [tiles, width, TILE]     the same number of TILE blocks side by side: U, Λ
+    by tile    [num_blocks · width]     tiles [width, TILE] one after another, the same number of TILE blocks side by
+                                        side, and a last tile [width, rest] for the blocks that are left: U, Λ
 
-A kernel that moves TILE blocks at once reads a tile as it lies, where what lies by block has to be transposed. Lanes
-past the last block are memory that nobody reads.
+A kernel that moves TILE blocks at once reads a tile as it lies, where what lies by block has to be transposed. Nothing
+is padded, so that many small tensors keep no more than one large one.
 """
 
 from __future__ import annotations
@@ -19,21 +20,26 @@ MAX_TILED = 64
 """Blocks up to this size are moved in tiles. Larger ones go through `eigh`, which LAPACK then does well."""
 
 
-def tiled_shape(n: int, num_blocks: int, width: int) -> tuple[int, int, int]:
-    """Of a tensor with so many numbers for each block of n. Large blocks have tiles of one: padding would be dear."""
-    size = TILE if n <= MAX_TILED else 1
-    return -(-num_blocks // size), width, size
+def by_block(tiles: Tensor, n: int, num_blocks: int) -> Tensor:
+    """Rows [num_blocks, width] out of tiles of blocks of n."""
+    rows = tiles.new_empty(num_blocks, tiles.numel() // max(1, num_blocks))
+    for here, tile in _pairs(rows, tiles, n):
+        here.copy_(tile)
+    return rows
 
 
-def by_block(tiles: Tensor, num_blocks: int) -> Tensor:
-    """Rows [num_blocks, width] out of tiles."""
-    return tiles.mT.reshape(-1, tiles.shape[1])[:num_blocks]
-
-
-def write_by_block_(tiles: Tensor, rows: Tensor) -> None:
+def write_by_block_(tiles: Tensor, n: int, rows: Tensor) -> None:
     """Rows [num_blocks, width] into tiles. Makes no new tensor, for memory may run out."""
-    full, rest = divmod(rows.shape[0], tiles.shape[2])
-    whole, last = rows.split([full * tiles.shape[2], rest])
-    tiles[:full].copy_(whole.unflatten(0, (full, tiles.shape[2])).mT)
-    if rest:
-        tiles[full, :, :rest].copy_(last.mT)
+    for here, tile in _pairs(rows, tiles, n):
+        tile.copy_(here)
+
+
+def _pairs(rows: Tensor, tiles: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
+    """Views of rows and of tiles that hold the same numbers: of all full tiles, and of the last one."""
+    num_blocks, width = rows.shape
+    if n > MAX_TILED:  # blocks that `eigh` moves lie by block
+        return [(rows, tiles.view(rows.shape))]
+    full, rest = divmod(num_blocks, TILE)
+    whole, last = rows.split([full * TILE, rest])
+    head, tail = tiles.split([full * TILE * width, rest * width])
+    return [(whole.unflatten(0, (full, TILE)), head.view(full, width, TILE).mT), (last, tail.view(width, rest).mT)]

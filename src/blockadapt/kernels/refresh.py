@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from blockadapt.kernels.contract import Coefficients, Descent, Kernel, Place, Segment
-from blockadapt.kernels.layout import by_block, tiled_shape
+from blockadapt.kernels.layout import by_block
+from blockadapt.kernels.reflections import basis_of, reflections_length
 from blockadapt.moments import FirstMoment, SecondMoment
 from blockadapt.spectrum import Spectrum
 
@@ -20,10 +21,11 @@ _STILL = Coefficients(
 
 def decomposed(kernel: Kernel, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """See `Kernel.decompose`: Λ and U as this kernel's refresh of a kept basis finds them."""
+    if n == 1 or not len(packed):
+        return packed[:, :n].clone(), packed.new_ones(len(packed), n, n)
     num_blocks, still = packed.shape[0], packed.new_zeros(packed.shape[0], 1, n)
-    basis = packed.new_empty(tiled_shape(n, num_blocks, n * n))
-    eigenvalues = packed.new_empty(tiled_shape(n, num_blocks, n))
+    basis = packed.new_empty(num_blocks * reflections_length(n))
+    eigenvalues = packed.new_empty(num_blocks * n)
     place = Place(n, still.clone(), None, packed.clone().unsqueeze(1), None, basis, eigenvalues)
-    if num_blocks:
-        kernel.prepare(place.batch, [Segment(place, still, True, _STILL)]).write_()
-    return by_block(eigenvalues, num_blocks), by_block(basis, num_blocks).view(num_blocks, n, n)
+    kernel.prepare(place.batch, [Segment(place, still, True, _STILL)]).write_()
+    return by_block(eigenvalues, n, num_blocks), basis_of(by_block(basis, n, num_blocks), n)

@@ -11,10 +11,11 @@ from operator import attrgetter
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from blockadapt.kernels.contract import Batch, Place
-from blockadapt.kernels.layout import MAX_TILED, tiled_shape
+from blockadapt.kernels.layout import MAX_TILED
+from blockadapt.kernels.reflections import eigenvalues_length, reflections_length
 from blockadapt.moments import packed_length
 from blockadapt.validation import Described, lies_in_memory, require
 
@@ -40,8 +41,8 @@ def check_place(owner: str, place: Place, batch: Batch) -> None:
         "m": tuple(x.shape),
         "second_moment": (*major_minor, packed_length(n)),
         "largest": (*major_minor, n),
-        "basis": tiled_shape(n, place.num_blocks, n * n),
-        "eigenvalues": tiled_shape(n, place.num_blocks, n),
+        "basis": (place.num_blocks * reflections_length(n),),
+        "eigenvalues": (place.num_blocks * eigenvalues_length(n),),
     }
     for name, shape in shapes.items():
         tensor: Tensor | None = getattr(place, name)
@@ -89,7 +90,13 @@ def _lie_in_memory(tensors: Sequence[Tensor], batch: Batch) -> bool:
 
 def _bytes_held(tensors: Sequence[Tensor]) -> np.ndarray:
     """`_storage_bytes` of each."""
-    return np.fromiter(map(_storage_bytes, tensors), np.int64, len(tensors))
+    try:
+        storages, count = [*map(Tensor.untyped_storage, tensors)], len(tensors)
+        held = np.fromiter(map(UntypedStorage.nbytes, storages), np.int64, count)
+        held -= tensors[0].itemsize * np.fromiter(map(Tensor.storage_offset, tensors), np.int64, count)
+        return np.where(np.fromiter(map(UntypedStorage.data_ptr, storages), np.int64, count) != 0, held, 0)
+    except (RuntimeError, NotImplementedError):  # wrapped by a transformation of torch.func
+        return np.array([_storage_bytes(tensor) for tensor in tensors])
 
 
 def span_bytes(tensor: Tensor) -> int:

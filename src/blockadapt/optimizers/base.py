@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from blockadapt.optimizers.ranks import (
     is_sharded,
     require_placements,
 )
+from blockadapt.optimizers.standing import Standing
 from blockadapt.optimizers.storage import (
     State,
     all_in_form,
@@ -66,16 +68,9 @@ CAPTURABLE = ("cuda", "xpu", "hpu", "privateuseone", "xla")
 
 Closure = Callable[[], Any]
 
-
-class AtStep(NamedTuple):
-    """What one step is for units that are at it together: its number, its numbers, and the state that blocks keep.
-
-    The number is 0 where only a device knows it.
-    """
-
-    step: int
-    coefficients: Coefficients
-    kept: Sequence[str]
+# torch wraps its own so that torch.compile leaves it alone, and the wrapper imports the compiler: 1.4 s in every first
+# constructor of a process, also where nothing but a plan is made.
+_add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
 
 
 class BlockOptimizer(TracedStep, Optimizer):
@@ -107,6 +102,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
         self._estimates = Estimates(owner)
         self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
+        self._standing: dict[int, Standing] = {}
         self._forget_twin(anew=True)
 
     def keeps_first_moment(self, group: Group) -> bool:
@@ -187,15 +183,43 @@ class BlockOptimizer(TracedStep, Optimizer):
             return None
         self._estimates.begin()
         updates = []
-        known: dict[Any, AtStep] = {}
+        known: dict[Any, Coefficients] = {}
         for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
             update = Update(self.spectral_function)
             known |= self._known_to_devices(together)
-            for unit in together:
+            others = self._repeat(bucket, together, update, known)
+            for unit in together if others is None else others:
                 self._prepare(unit, update, known)
+            if others is None:
+                update.finish.append(partial(self._stand, bucket, together))
             update.prepare(self._kernels_of(bucket))
             updates.append(update)
         return updates
+
+    def _repeat(
+        self, bucket: int, units: Sequence[Unit], update: Update, known: dict[Any, Coefficients]
+    ) -> list[Unit] | None:
+        """Put what stands as the last step left it into `update`, all at once; returns the others, None for all."""
+        standing = self._standing.get(bucket)
+        steps = standing.steps(units, self._needed, self.state) if standing is not None else None
+        if standing is None or steps is None:
+            return None
+        kinds = standing.kinds(steps)
+        if any(is_closed(self.param_groups[kind.group], kind.step) for kind in kinds.values()):
+            return None
+        plans = {
+            key: (
+                self._is_due(self.param_groups[kind.group], kind.step, kind.n),
+                self._coefficients_of(kind[:3], known),
+                self._estimates.tally(standing.first[kind.group]),
+            )
+            for key, kind in kinds.items()
+        }
+        return standing.others if standing.add_to(update, steps, plans) else None
+
+    def _stand(self, bucket: int, units: Sequence[Unit]) -> None:
+        """Nothing has changed since, until the next step finds otherwise."""
+        self._standing[bucket] = Standing(units, self.state)
 
     def _kernels_of(self, bucket: int) -> Dispatcher:
         """Kernels of its own for each bucket: they keep what they know of the blocks that they moved last."""
@@ -215,28 +239,24 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._ranks.share_out(units)
         return units
 
-    def _prepare(self, unit: Unit, update: Update, known: dict[Any, AtStep]) -> None:
+    def _prepare(self, unit: Unit, update: Update, known: dict[Any, Coefficients]) -> None:
         """Put one unit's part of the step into `update`; changes nothing.
 
         `known` has what other units needed: parameters of a group are almost always at the same step. A unit whose
         counter lies on a device has its own there.
         """
         group, held = unit.group, [self.state.get(param, {}) for param in unit.params]
-        now = known.get(unit)
-        if now is None:
+        coefficients, step = known.get(unit), 0
+        if coefficients is None:
             step = self._steps_taken(unit, held[0]) + 1
-            key = unit.index, step, statistics_dtype(unit.owner)
-            now = known.get(key)
-            if now is None:
-                now = known[key] = AtStep(step, self.coefficients(group, *key[1:]), self._kept(group, step))
-        step, coefficients, kept = now
-        states = self._states(unit, held, kept, update)
-        if not kept:  # the clip has closed
+            coefficients = self._coefficients_of((unit.index, step, statistics_dtype(unit.owner)), known)
+        closed = is_closed(group, step)
+        states = self._states(unit, held, self._kept(group, step), update)
+        if closed:
             for param, state in zip(unit.params, states, strict=True):
                 update.add_scaled(unit, param, state, coefficients)
             return
-        # Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
-        due = step <= max(unit.cut.sizes, default=1) or (step - 1) % group["refresh_every"] == 0
+        due = self._is_due(group, step, max(unit.cut.sizes, default=1))
         refresh = due or not {"basis", "eigenvalues"} <= held[0].keys()
         tally = self._estimates.tally(unit)
         if unit.spans:
@@ -244,21 +264,30 @@ class BlockOptimizer(TracedStep, Optimizer):
         else:
             update.add_parameter(unit, states[0], refresh, coefficients, tally)
 
-    def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, AtStep]:
-        """What units need whose steps only their devices count, many units at a time."""
+    def _is_due(self, group: Group, step: int, n: int) -> bool:
+        """Whether a basis is to be found anew.
+
+        Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
+        """
+        return step <= n or (step - 1) % int(group["refresh_every"]) == 0
+
+    def _coefficients_of(self, key: tuple[int, int, torch.dtype], known: dict[Any, Coefficients]) -> Coefficients:
+        """The coefficients of a group's step, from `known` if other units have needed the same."""
+        return known.get(key) or known.setdefault(key, self.coefficients(self.param_groups[key[0]], *key[1:]))
+
+    def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, Coefficients]:
+        """The coefficients of units whose steps only their devices count, many units at a time."""
         if not any(group["capturable"] for group in self.param_groups):
             return {}
         alike: dict[tuple[int, torch.dtype, torch.device], list[Unit]] = {}
         for unit in units:
             if unit.group["capturable"]:
                 alike.setdefault((unit.index, statistics_dtype(unit.owner), unit.owner.device), []).append(unit)
-        known: dict[Unit, AtStep] = {}
+        known: dict[Unit, Coefficients] = {}
         for (_, dtype, device), together in alike.items():
             taken = [self._counter(unit, device) for unit in together]
-            group = together[0].group
-            columns, kept = self.coefficients(group, torch.stack(taken).double() + 1, dtype), self._kept(group, 0)
-            rows = columns.split(len(together))
-            known |= {unit: AtStep(0, row, kept) for unit, row in zip(together, rows, strict=True)}
+            columns = self.coefficients(together[0].group, torch.stack(taken).double() + 1, dtype)
+            known |= zip(together, columns.split(len(together)), strict=True)
         return known
 
     def coefficients(self, group: Group, step: Term, dtype: torch.dtype) -> Coefficients:
@@ -316,13 +345,22 @@ class BlockOptimizer(TracedStep, Optimizer):
         """The state that blocks keep after this step."""
         return [] if is_closed(group, step) else block_state_names(group.get("amsgrad", False), group["refresh_every"])
 
+    def _all_kept(self, group: Group, kept: Sequence[str]) -> list[str]:
+        """What blocks keep, and the first moment."""
+        return [*kept, *["exp_avg"] * self.keeps_first_moment(group)]
+
+    def _needed(self, index: int) -> list[str] | None:
+        """All that units of a group keep while its clip is open; None if their devices count the steps."""
+        group = self.param_groups[index]
+        return None if group["capturable"] else self._all_kept(group, self._kept(group, 0))
+
     def _states(self, unit: Unit, held: list[State], kept: Sequence[str], update: Update) -> list[State]:
         """The state of each parameter with all that this step needs, in the one form that kernels take.
 
         What is new, converted or no longer needed is put in place only if the step succeeds. While nothing has changed
         since the step before, nothing is looked at again.
         """
-        states, all_kept = held, [*kept, *["exp_avg"] * self.keeps_first_moment(unit.group)]
+        states, all_kept = held, self._all_kept(unit.group, kept)
         if not unit.is_known(all_kept, unit.group["capturable"], held):
             unit.forget()
             states = [self._fitted(unit, param, kept if param is unit.owner else (), update) for param in unit.params]
@@ -446,7 +484,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         """Add a param group; its options are checked before anything is kept."""
         self._require_listed_once(param_group)
         before = len(self.param_groups)
-        super().add_param_group(param_group)
+        _add_param_group(self, param_group)
         group = self.param_groups[-1]
         lr = group["lr"]
         group.setdefault("peak_lr", lr.clone() if isinstance(lr, Tensor) else lr)

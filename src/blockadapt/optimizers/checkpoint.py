@@ -23,7 +23,7 @@ from blockadapt.partition import IndexGroups
 from blockadapt.spectrum import SpectrumClip
 from blockadapt.validation import Described, refusal
 
-FORMAT = 1
+FORMAT = 2
 """The layout of a saved state."""
 
 FORMAT_KEY = "blockadapt_format"

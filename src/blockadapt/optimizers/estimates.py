@@ -53,11 +53,12 @@ class Estimates:
         return tally
 
     def _measures(self, group: Group) -> bool:
-        """Whether this group measures α* in this step. It stops when the interval has closed on what it knows."""
+        """Whether this group measures α* in this step. It stops when the interval has closed on what is known."""
         clip: SpectrumClip | None = group["clip"]
         if clip is None or clip.final_lr != "auto" or not float(group["lr"]) > 0:
             return False
-        return not clip.is_closed(Estimate.of(self._owner, group["estimate"]).steps + 1)
+        steps = Estimate.of(self._owner, group["estimate"]).steps
+        return not steps or not clip.is_closed(steps + 1)
 
     def add_up(self, groups: Sequence[Group]) -> None:
         """Add up what the step that was just written has counted, in all processes.

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 from torch.nn import Parameter
 
 from blockadapt.errors import NonFiniteGradientError
@@ -20,7 +21,7 @@ from blockadapt.partition import MAX_BLOCK
 from blockadapt.terms import Term
 from blockadapt.validation import Described, has_numbers, is_plain, refusal
 
-_is_meta = attrgetter("is_meta")
+_layout, _dtype, _device, _is_cpu, _is_meta = map(attrgetter, ("layout", "dtype", "device", "is_cpu", "is_meta"))
 
 
 def require_gradients(owner: str, group: Group, index: int) -> None:
@@ -31,6 +32,8 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
         ValueError: A gradient has another shape, device or kind than its parameter, whose data may have been replaced.
     """
     sharded = are_sharded(group["params"])
+    if not sharded and _fit([param for param in group["params"] if param.grad is not None]):
+        return
     for position, param in enumerate(group["params"]):
         grad = param.grad
         if grad is None:
@@ -47,6 +50,18 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
         rule = f"{kind} of shape {tuple(param.shape)} on {param.device}, as its parameter is now (for {whose})"
         found = f"{type(grad).__name__} of shape {tuple(grad.shape)} and {grad.dtype} on {grad.device}"
         raise ValueError(refusal(owner, "grad", rule, Described(found)))
+
+
+def _fit(params: Sequence[Tensor]) -> bool:
+    """Whether all gradients are as they should be: in a few passes that run in C, for there may be many."""
+    grads: list[Any] = [param.grad for param in params]
+    kinds: set[type[Tensor]] = {*map(type, grads)}
+    if any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds):
+        return False
+    if {*map(_layout, grads)} - {torch.strided} or not all(kind.is_floating_point for kind in {*map(_dtype, grads)}):
+        return False
+    devices = {*map(_device, grads), *map(_device, params)}
+    return len(devices) <= 1 and [*map(Tensor.size, grads)] == [*map(Tensor.size, params)]
 
 
 def _lie_alike(grad: Any, param: Any) -> bool:
@@ -114,10 +129,19 @@ def _magnitudes(param: Tensor, coupled: float) -> Tensor:
 
 def _norm(tensors: Sequence[Tensor]) -> Term:
     """‖·‖₂ over all of them; infinite or NaN if any entry is, or if the squares overflow. Nobody waits for it."""
-    if all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors):
-        flat = [tensor.view(-1) for tensor in tensors]
-        return math.sqrt(sum(float(torch.dot(entries, entries)) for entries in flat))
-    return torch.nn.utils.get_total_norm(tensors)
+    if not all(map(_is_cpu, tensors)) or not all(map(Tensor.is_contiguous, tensors)):
+        return torch.nn.utils.get_total_norm(tensors)
+    sizes = [*map(Tensor.numel, tensors)]
+    flat = [tensor.view(-1) for tensor, size in zip(tensors, sizes, strict=True) if size > _SMALL]
+    small = [tensor for tensor, size in zip(tensors, sizes, strict=True) if size <= _SMALL]
+    for first in range(0, len(small), _TOGETHER):
+        joined = _flatten_dense_tensors(small[first : first + _TOGETHER])
+        flat.append(joined if joined.itemsize >= 4 else joined.float())  # a sum of halves would soon be infinite
+    return math.sqrt(sum(float(torch.dot(entries, entries)) for entries in flat))
+
+
+_SMALL, _TOGETHER = 4096, 256
+"""Tensors of so many numbers are copied side by side, so many at a time: that is quicker than a call for each."""
 
 
 def _read(terms: Sequence[Term]) -> list[float]:

@@ -4,7 +4,7 @@ For each parameter `step` and, where there is a first moment, `exp_avg`. For the
 and the tensors of `WIDTHS`:
 
     by block   [num_blocks, width]      where a user may want to look, and in every checkpoint
-    by tile    [tiles, width, TILE]     what only a kernel reads, while it is in memory: `basis`, `eigenvalues`
+    by tile    [num_blocks · width]     what only a kernel reads, while it is in memory: `basis`, `eigenvalues`
 
 If blocks have several sizes, a tensor holds all of them end to end, sizes ascending.
 """
@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt.kernels.layout import by_block, tiled_shape, write_by_block_
+from blockadapt.kernels.layout import by_block, write_by_block_
+from blockadapt.kernels.reflections import eigenvalues_length, reflections_length
 from blockadapt.moments import packed_length, statistics_dtype
 from blockadapt.optimizers.unit import COUNTS
 from blockadapt.partition import Cut, Partition
@@ -29,8 +30,8 @@ State = dict[str, Any]
 WIDTHS: dict[str, Callable[[int], int]] = {
     "second_moment": packed_length,
     "largest": lambda n: n,
-    "basis": lambda n: n * n,
-    "eigenvalues": lambda n: n,
+    "basis": reflections_length,
+    "eigenvalues": eigenvalues_length,
 }
 """Numbers a block of n keeps in each of its state tensors."""
 
@@ -53,10 +54,8 @@ def steps_taken(state: Mapping[str, Any]) -> int:
 
 
 def _part_shapes(name: str, cut: Cut, tiled: bool) -> list[Shape]:
-    width = WIDTHS[name]
-    if tiled and name in _TILED:
-        return [tiled_shape(n, count, width(n)) for n, count in cut.parts]
-    return [(count, width(n)) for n, count in cut.parts]
+    shapes = [(count, WIDTHS[name](n)) for n, count in cut.parts]
+    return [(math.prod(shape),) for shape in shapes] if tiled and name in _TILED else shapes  # type: ignore[return-value]
 
 
 def state_shape(name: str, cut: Cut, tiled: bool = True) -> Shape:
@@ -170,7 +169,7 @@ def state_rows(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
     parts = state_parts(name, cut, state)
     if name not in _TILED:
         return [part.flatten(0, 1) for part in parts]
-    return [by_block(part, count) for part, (_, count) in zip(parts, cut.parts, strict=True)]
+    return [by_block(part, n, count) for part, (n, count) in zip(parts, cut.parts, strict=True)]
 
 
 # Files -------------------------------------------------------------------------------------------------------------
@@ -200,9 +199,9 @@ def from_blocks(name: str, cut: Cut, saved: Tensor) -> Tensor:
         pieces = saved.view(-1).split([math.prod(shape) for shape in shapes])
         rows = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
     else:
-        rows = [view.reshape(-1, saved.shape[1]) for view in _block_views(cut, saved)]
-    for part, row in zip(state_parts(name, cut, tiles), rows, strict=True):
-        write_by_block_(part, row)
+        rows = [view.flatten(0, -2) for view in _block_views(cut, saved)]
+    for part, row, (n, _) in zip(state_parts(name, cut, tiles), rows, cut.parts, strict=True):
+        write_by_block_(part, n, row)
     return tiles
 
 

@@ -190,7 +190,7 @@ class Unit:
 
     def is_moved(self) -> bool:
         """Whether any of it has a gradient."""
-        return any(param.grad is not None for param in self.params)
+        return self.owner.grad is not None or any(param.grad is not None for param in self.params[1:])
 
     def is_known(self, kept: Sequence[str], capturable: bool, states: Sequence[Mapping[str, Any]]) -> bool:
         """Whether all is as the last step left it."""

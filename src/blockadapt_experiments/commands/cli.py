@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -20,8 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from blockadapt_experiments.commands import display
 from blockadapt_experiments.commands.contents import CONTENTS, require_known
 from blockadapt_experiments.commands.display import say
-from blockadapt_experiments.files.atomic import write_json
+from blockadapt_experiments.files.atomic import require_directory, write_json
 from blockadapt_experiments.names import SCALES
+from blockadapt_experiments.parts import load_file, load_installed
 
 if TYPE_CHECKING:
     from blockadapt_experiments.commands.bench import Row
@@ -34,6 +34,18 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as optimizer.block_size=25."),
 ]
+
+Load = Annotated[
+    list[Path] | None,
+    typer.Option("--load", metavar="FILE", help="A Python file that registers parts of your own; can be given again."),
+]
+
+
+def _load(files: list[Path] | None) -> bool:
+    """Load parts that are not built in; tells whether there are any."""
+    for file in files or ():
+        load_file(file)
+    return load_installed() or bool(files)
 
 
 def _show_version(wanted: bool) -> None:
@@ -58,23 +70,30 @@ def list_experiments(
         str | None,
         typer.Option("--settings", metavar="EXPERIMENT", help="Show the settings of one, as --set takes them."),
     ] = None,
+    load: Load = None,
 ) -> None:
     """Show the experiments, the optimizers, or the settings of an experiment."""
+    contents = dict(CONTENTS)
     with _one_sentence():
+        if _load(load):
+            from blockadapt_experiments.experiments.registry import OWN
+
+            contents.update({name: (own.title, own.section) for name, own in OWN.items()})
         if settings is not None:
-            require_known(settings, SCALES[0])
-            from blockadapt_experiments.core.config import flat, load, plain
+            require_known(settings, SCALES[0], contents)
+            from blockadapt_experiments.core import config
             from blockadapt_experiments.experiments.registry import get_experiment
 
             experiment = get_experiment(settings)
-            values = {scale: flat(plain(load(experiment, scale))) for scale in SCALES}
+            scales = config.scales_of(experiment)
+            values = {scale: config.flat(config.plain(config.load(experiment, scale))) for scale in scales}
             Console().print(display.settings_table(values))
     if optimizers:
         from blockadapt_experiments.contenders.catalogue import CONTENDERS
 
         Console().print(display.optimizers_table(CONTENDERS.values()))
     elif settings is None:
-        Console().print(display.experiments_table(CONTENTS, SCALES))
+        Console().print(display.experiments_table(contents, SCALES))
 
 
 @app.command("compile")
@@ -107,13 +126,17 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Where data sets or texts lie; the hub if not given.")
     ] = None,
     changes: Changes = None,
-    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, at most one a core.")] = 1,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, at most one a core or a GPU.")] = 1,
+    cluster: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Do runs on the workers of this Dask scheduler, which see DIR too.")
+    ] = "",
     tune: Annotated[bool, typer.Option("--tune", help="Find learning rates first, on validation data.")] = False,
-    storage: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Database to tune through; DIR/tuning.db if not given."),
+    tune_over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=LOW:HIGH[:N]", help="Tune another setting too, such as weight_decay=1e-4:1e-2."),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's logs too.")] = False,
+    load: Load = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
 ) -> None:
     """Run an experiment.
@@ -122,39 +145,27 @@ def run(
     also by a command that asks for more seeds, optimizers or arms in the same directory.
     """
     with _one_sentence():
-        require_known(experiment, scale)
-    from blockadapt_experiments.commands.session import Session
-    from blockadapt_experiments.core.config import arm_changes, load
+        if not _load(load):
+            require_known(experiment, scale)
+    from blockadapt_experiments.commands.session import carry_out, make_session
+    from blockadapt_experiments.core import config
     from blockadapt_experiments.experiments.registry import get_experiment
-    from blockadapt_experiments.running.environment import available_cores
-    from blockadapt_experiments.running.runner import Request, threads_for
-    from blockadapt_experiments.running.storage import without_password
+    from blockadapt_experiments.running.runner import Request
 
-    words = sys.argv[1:]
-    if storage:  # the command is shown and kept, its password is not
-        words = [word.replace(storage, without_password(storage)) for word in words]
-    command = shlex.join(["blockadapt", *words])
+    command = shlex.join(["blockadapt", *sys.argv[1:]])
     out = out or Path("runs") / f"{experiment}-{scale}"
     with _one_sentence():
-        chosen = [*(changes or ()), *_selection(seed, optimizers), *arm_changes(arm or ())]
-        settings = load(get_experiment(experiment), scale, chosen)
-        if storage and not tune:
-            raise ValueError("run: `storage` must be given together with --tune.")
-        cores = available_cores()
-        if jobs > cores:
-            say(Console(), f"--jobs {jobs} is more than the cores that there are; {cores} at once.")
-            jobs = cores
-        request = Request(experiment, scale, settings, out, data_dir, threads_for(jobs), tensorboard)
-        session = Session(request, jobs, command, Console())
+        chosen = [*(changes or ()), *_selection(seed, optimizers), *config.arm_changes(arm or ())]
+        settings = config.load(get_experiment(experiment), scale, chosen)
+        request = Request(experiment, scale, settings, out, data_dir, tensorboard=tensorboard)
+        session = make_session(
+            request, command, Console(), jobs=jobs, cluster=cluster, tune=tune, tune_over=tune_over or ()
+        )
         if dry_run:
             session.show(tune)
             return
-        found = session.check(tune)
-        _require_directory("run", out)
-        data = session.begin(tune, found)
         try:
-            rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}", data) if tune else None
-            complete = session.run(rates)
+            complete = carry_out(session, tune)
         except KeyboardInterrupt:
             typer.echo(f"Interrupted; `{command}` goes on where this stopped.", err=True)
             raise typer.Exit(130) from None
@@ -174,14 +185,25 @@ def _selection(seeds: list[str] | None, optimizers: str | None) -> Iterator[str]
 
 @app.command()
 def report(
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="Where `blockadapt run` has written to.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Where `blockadapt run` has written to.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the report goes; beside the runs if not given.")
+    ] = None,
+    load: Load = None,
 ) -> None:
-    """Write a report of an experiment: one page that works offline, with curves and tables, and figures."""
+    """Write a report of an experiment: one page that works offline, with curves and tables, and figures.
+
+    Several directories of the same experiment make one report. Names that more than one has are told apart.
+    """
     from blockadapt_experiments.report import write_report
 
     with _one_sentence():
-        files = write_report(out)
-    say(Console(), f"Wrote {', '.join(str(file.relative_to(out)) for file in files)} to {out}.")
+        _load(load)
+        if len(runs) > 1 and out is None:
+            raise ValueError("report: `out` must be given where several directories make one report.")
+        into = out or runs[0]
+        files = write_report(runs[0], others=runs[1:], into=into)
+    say(Console(), f"Wrote {', '.join(str(file.relative_to(into)) for file in files)} to {into}.")
 
 
 @app.command()
@@ -191,10 +213,12 @@ def plan(
     block_size: Annotated[int | None, typer.Option(metavar="N", help="Coordinates in a block.")] = None,
     scale: Scale = "laptop",
     changes: Changes = None,
+    load: Load = None,
 ) -> None:
     """Show how a block method cuts up the model of an experiment, and what that costs. Trains nothing."""
     with _one_sentence():
-        require_known(experiment, scale)
+        if not _load(load):
+            require_known(experiment, scale)
     from blockadapt_experiments.commands.planning import plan_experiment
 
     sizes = [] if block_size is None else [f"optimizer.block_size={block_size}"]
@@ -219,7 +243,7 @@ def demo(
 
     with _one_sentence():
         settings = Settings(epochs, seed)
-        _require_directory("demo", out)
+        require_directory("demo", out)
     console = Console()
     data = digits()
     with display.demo_progress(console, settings) as on_epoch:
@@ -245,13 +269,13 @@ def bench(
     machine alone meanwhile. With a GPU it measures the steps of Adam, SOAP and Block-Adam there.
     """
     from blockadapt_experiments.commands.bench import SECTIONS
-    from blockadapt_experiments.commands.bench_gpu import contenders, gpu_rows, models, require_device
+    from blockadapt_experiments.commands.bench.gpu import contenders, gpu_rows, models, require_device
     from blockadapt_experiments.commands.bench_ranks import rank_rows
     from blockadapt_experiments.running.environment import environment
 
     with _one_sentence():
         there = require_device(device)
-        _require_directory("bench", out)
+        require_directory("bench", out)
     console = Console()
     rows: list[Row] = []
     sections = {**SECTIONS, "many processes": rank_rows}
@@ -285,13 +309,3 @@ def _one_sentence() -> Iterator[None]:
         where = f" ({error.filename})" if error.filename else ""
         typer.echo(f"blockadapt: {error.strerror or error}{where}.", err=True)
         raise typer.Exit(1) from None
-
-
-def _require_directory(owner: str, path: Path) -> None:
-    """Make the directory, or raise ValueError if that cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError
-    except OSError:
-        raise ValueError(f"{owner}: `out` must be a directory that can be written to, got {str(path)!r}.") from None

@@ -5,6 +5,8 @@ A test holds it to what the experiments say of themselves.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from blockadapt_experiments.names import SCALES, nearest
 
 CONTENTS: dict[str, tuple[str, str]] = {
@@ -39,10 +41,10 @@ CONTENTS: dict[str, tuple[str, str]] = {
 """Title and place in the paper of each experiment, by its name."""
 
 
-def require_known(experiment: str, scale: str) -> None:
+def require_known(experiment: str, scale: str, contents: Collection[str] = CONTENTS) -> None:
     """Raise ValueError unless there are such an experiment and such a scale, in the words that loading them has."""
-    if experiment not in CONTENTS:
-        near = nearest(experiment, CONTENTS)
+    if experiment not in contents:
+        near = nearest(experiment, contents)
         raise ValueError(f"blockadapt: there is no experiment {experiment!r}; the nearest is {near!r}.")
     if scale not in SCALES:
         raise ValueError(f"{experiment}: `scale` must be one of {', '.join(map(repr, SCALES))}, got {scale!r}.")

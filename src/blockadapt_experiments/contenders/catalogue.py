@@ -47,7 +47,7 @@ LOST = (NonFiniteGradientError, torch.linalg.LinAlgError)  # type: ignore[attr-d
 """What an optimizer raises where a run has diverged: ours and GGT at the gradient, Shampoo and SOAP at its factors."""
 
 Family = Literal["adam", "rmsprop", "adagrad", "sgd", "other"]
-Kind = Literal["scalar", "diagonal", "block", "full", "low-rank", "kronecker", "orthogonal"]
+Kind = Literal["scalar", "diagonal", "block", "full", "low-rank", "kronecker", "orthogonal", "own"]
 
 GGT_OPTIONS = ("beta2", "window", "complement", "scope", "momentum", "columns", "relative_cutoff", "absolute_cutoff")
 """Options of GGT that have settings of their own, `ggt_…`."""
@@ -156,7 +156,7 @@ class Contender:
         label: For people.
         family: Whose moments it keeps.
         kind: What it multiplies the step with: a number, a diagonal, blocks, a full matrix, one of low rank, a
-            Kronecker product, or what makes the step an orthogonal matrix.
+            Kronecker product, what makes the step an orthogonal matrix, or something of its own.
         clipped: Whether its spectrum is clipped to that of SGD.
         lr: The learning rate to start from where none was tuned.
         builder: Makes it.
@@ -323,7 +323,7 @@ def _narrow_mu_product(optimizer: Optimizer) -> None:
 
 
 def _theirs(name: str, params: Any, **options: Any) -> Optimizer:
-    """An optimizer of pytorch_optimizer. With weight decay it adds that to `p.grad` in place.
+    """Make an optimizer of pytorch_optimizer. With weight decay it adds that to `p.grad` in place.
 
     Raises:
         TypeError: Its constructor does not name an option. It would take any and leave it unused.

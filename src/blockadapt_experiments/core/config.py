@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 from blockadapt.validation import Described, refusal, require, require_choice
 from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.core.experiment import Experiment
-from blockadapt_experiments.core.settings import ARM_NAME, Settings
+from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.core.typed import MISSING, build, keys
 from blockadapt_experiments.names import SCALES as SCALES
 from blockadapt_experiments.names import nearest as nearest
+from blockadapt_experiments.parts import NAME
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,8 +35,8 @@ Table = dict[str, Any]
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def load(experiment: Experiment[SettingsT], scale: str, changes: Sequence[str] = ()) -> SettingsT:
-    """Read the settings of an experiment at this scale, and put these changes (`key=value`) on top.
+def load(experiment: Experiment[SettingsT], scale: str, changes: Sequence[str | Mapping[str, Any]] = ()) -> SettingsT:
+    """Read the settings of an experiment at this scale, and put these changes (`key=value`, or tables) on top.
 
     An arm that the changes define is run too, after the optimizers, unless `optimizers` names it.
 
@@ -43,13 +44,12 @@ def load(experiment: Experiment[SettingsT], scale: str, changes: Sequence[str] =
         ValueError: For an unknown scale, key or optimizer, or a value of the wrong type; the sentence names the key.
     """
     owner = experiment.name
-    require_choice(owner, "scale", scale, SCALES)
-    file = files("blockadapt_experiments") / "configs" / f"{owner}.toml"
-    tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    table = _merged(tables["defaults"], tables[scale])
+    tables = _tables(experiment)
+    require_choice(owner, "scale", scale, [name for name in SCALES if name in tables])
+    table = _merged(dict(tables.get("defaults", {})), dict(tables[scale]))
     own, shipped = {*table.get("optimizers", ())}, {*table.get("arms", ())}
     for change in changes:
-        table = _merged(table, _parsed(owner, change))
+        table = _merged(table, _parsed(owner, change) if isinstance(change, str) else nested(change))
     settings: SettingsT = build(owner, experiment.config, table, keys(experiment.config))
     new = [arm for arm in settings.arms if arm not in shipped and arm not in settings.optimizers]
     if new:
@@ -61,6 +61,35 @@ def load(experiment: Experiment[SettingsT], scale: str, changes: Sequence[str] =
                 near = nearest(name, known)
                 raise ValueError(f"{owner}: `{key}` has an unknown optimizer {name!r}; the nearest is {near!r}.")
     return settings
+
+
+def _tables(experiment: Experiment[Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Read the settings at all scales."""
+    if experiment.scales is not None:
+        return experiment.scales
+    file = files("blockadapt_experiments") / "configs" / f"{experiment.name}.toml"
+    tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))
+    return tables
+
+
+def scales_of(experiment: Experiment[Any]) -> list[str]:
+    """List the scales that an experiment has."""
+    return [scale for scale in SCALES if scale in _tables(experiment)]
+
+
+def nested(table: Mapping[str, Any]) -> Table:
+    """Turn dotted keys into nested tables.
+
+    >>> nested({"optimizer.block_size": 25, "epochs": 3})
+    {'optimizer': {'block_size': 25}, 'epochs': 3}
+    """
+    found: Table = {}
+    for key, entry in table.items():
+        value = nested(entry) if isinstance(entry, Mapping) else entry
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        found = _merged(found, value)
+    return found
 
 
 def arm_changes(arms: Iterable[str]) -> Iterator[str]:
@@ -76,7 +105,7 @@ def arm_changes(arms: Iterable[str]) -> Iterator[str]:
     for arm in arms:
         name, equals, rest = arm.partition("=")
         optimizer, *settings = re.split(r",(?=[^,=]*=)", rest)
-        ok = bool(equals) and re.fullmatch(ARM_NAME, name) and bool(optimizer) and "," not in optimizer
+        ok = bool(equals) and re.fullmatch(NAME, name) and bool(optimizer) and "," not in optimizer
         require(bool(ok), "run", "arm", "name=optimizer,key=value,… with a name of letters, digits, - and _", arm)
         require(name not in seen, "run", "arm", "given once for each name", arm)
         seen.add(name)
@@ -124,7 +153,7 @@ def grown(before: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> dic
     Raises:
         ValueError: Anything else differs, or what both have; the sentence names the key, and where it is otherwise.
     """
-    both = {*before["optimizers"]} & {*ours["optimizers"]}
+    both = {*before.get("optimizers", ())} & {*ours.get("optimizers", ())}
 
     def rest(settings: Mapping[str, Any]) -> dict[str, Any]:
         """All that must be the same."""
@@ -137,7 +166,7 @@ def grown(before: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> dic
     if different:
         raise ValueError(refusal("run", different.key, f"{different.theirs!r} as in {where}", different.ours))
     lists = {key: [*dict.fromkeys([*before[key], *ours.get(key, ())])] for key in LISTS if key in before}
-    tables = {key: {**before.get(key, {}), **ours.get(key, {})} for key in ("arms", "lr")}
+    tables = {key: {**before.get(key, {}), **ours[key]} for key in ("arms", "lr") if ours.get(key)}
     return {**before, **lists, **tables}
 
 
@@ -194,13 +223,10 @@ def _merged(below: Table, above: Table) -> Table:
 def _parsed(owner: str, change: str) -> Table:
     """`a.b=value` as nested tables; the value as TOML if it is that, else as it stands."""
     key, equals, text = change.partition("=")
-    parts = key.strip().split(".")
-    require(bool(equals) and all(parts), owner, "set", "key=value", change)
+    require(bool(equals) and all(key.strip().split(".")), owner, "set", "key=value", change)
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         document = {}
     value = document["value"] if document.keys() == {"value"} else text.strip()
-    for part in reversed(parts):
-        value = {part: value}
-    return typing.cast(Table, value)
+    return nested({key.strip(): value})

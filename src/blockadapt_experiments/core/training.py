@@ -97,8 +97,14 @@ def hold_out(train: Examples, test: Examples, settings: TrainingSettings, tuning
         ValueError: The settings ask for more images than there are, or for so few that none can be held out.
     """
     for name, examples in (("train_examples", train), ("test_examples", test)):
-        wanted = getattr(settings, name, len(examples))  # settings of an experiment on a part of its images
-        require(wanted <= len(examples), "training", name, f"at most {len(examples)}, as many as there are", wanted)
+        wanted = getattr(settings, name, None)  # settings of an experiment on a part of its images
+        require(
+            wanted is None or wanted <= len(examples),
+            "training",
+            name,
+            f"at most {len(examples)}, as many as there are",
+            wanted,
+        )
     held_out = {} if tuning else {"test": test}
     if tuning or settings.schedule.kind == "dev":
         count = max(1, round(settings.validation_fraction * len(train)))

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.data.fingerprints import fingerprint, note
 from blockadapt_experiments.data.missing import MissingData
 from blockadapt_experiments.files.atomic import atomic
+from blockadapt_experiments.parts import register
 
 HUB = {"mnist": "ylecun/mnist", "cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 """Hub id by the name used here."""
@@ -41,6 +42,12 @@ SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100}
 
+Load = Callable[[Path | None], tuple[Examples, Examples]]
+LoadT = TypeVar("LoadT", bound=Load)
+
+OWN: dict[str, Load] = {}
+"""Data sets that users have registered."""
+
 SPLITS = ("train", "test")
 PARTS = ("images", "labels")
 IMAGE_COLUMNS = ("image", "img")
@@ -48,7 +55,7 @@ LABEL_COLUMNS = ("label", "fine_label")
 
 
 def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Examples]:
-    """Training and test images of a data set, uint8 [count, channels, height, width], with their labels.
+    """Load training and test images of a data set, uint8 [count, channels, height, width], with their labels.
 
     Args:
         name: "mnist", "cifar10", "cifar100", or "digits", which is embedded.
@@ -59,7 +66,7 @@ def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Exam
         MissingData: It is not there.
         ValueError: It is there and is not images with labels.
     """
-    require_choice("data", "name", name, (*HUB, "digits"))
+    require_choice("data", "name", name, (*HUB, "digits", *OWN))
     train, test, digest = _loaded(name, data_dir)
     note(name, digest)
     return train, test
@@ -67,10 +74,48 @@ def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Exam
 
 @lru_cache(maxsize=2)
 def _loaded(name: str, data_dir: Path | None) -> tuple[Examples, Examples, str]:
-    """Both sets, and the digest of their pixels and labels."""
-    train, test = _embedded() if name == "digits" else _stored(name, data_dir)
+    """Load both sets, with the digest of their pixels and labels."""
+    if name in OWN:
+        train, test = _own(name, data_dir)
+    else:
+        train, test = _embedded() if name == "digits" else _stored(name, data_dir)
     digest = fingerprint(part.numpy() for part in (train.images, train.labels, test.images, test.labels))
     return train, test, digest
+
+
+def register_images(name: str) -> Callable[[LoadT], LoadT]:
+    """Make the decorated function's data set known by a name, to every experiment that has a setting `data`.
+
+    The function takes the folder of `--data-dir`, or None, and gives `Examples` to train on and others to test on. A
+    run keeps the digest of what it gave.
+
+    Raises:
+        ValueError: The name is taken.
+    """
+
+    def decorate(load: LoadT) -> LoadT:
+        register("images", name, (*HUB, "digits"), load)
+        OWN[name] = load
+        _loaded.cache_clear()
+        return load
+
+    return decorate
+
+
+def require_images(owner: str, name: str, built_in: Sequence[str] = (*HUB, "digits")) -> None:
+    """Raise ValueError unless there is such a data set, built in or registered."""
+    require_choice(owner, "data", name, (*built_in, *OWN))
+
+
+def _own(name: str, data_dir: Path | None) -> tuple[Examples, Examples]:
+    """Load what a user has registered, and make sure that it is images with labels."""
+    sets = OWN[name](data_dir)
+    for split, examples in zip(SPLITS, sets, strict=True):
+        count, labels = len(examples.images), examples.labels
+        ok = count == len(labels) > 0 and labels.ndim == 1 and labels.dtype == torch.int64
+        shape = Described(f"{count} images and labels {list(labels.shape)} of {labels.dtype}")
+        require(ok, name, split, "one or more images with as many labels, int64", shape)
+    return sets
 
 
 def _embedded() -> tuple[Examples, Examples]:
@@ -107,8 +152,8 @@ def _in_bytes(examples: Examples) -> Examples:
     return Examples((255 * examples.images).round().to(torch.uint8), examples.labels)
 
 
-def _missing(name: str, where: str) -> MissingData:
-    return MissingData(
+def _way_out(name: str, where: str) -> str:
+    return (
         f"data: {name} was not found {where}; put its train-*.parquet and test-*.parquet (hub id {HUB[name]}) into "
         f"DIR/{name} and give --data-dir DIR, or leave --data-dir out and be online once to have it downloaded."
     )
@@ -119,7 +164,7 @@ def _files(name: str, data_dir: Path) -> dict[str, list[Path]]:
         found = {split: sorted(folder.glob(f"{split}-*.parquet")) for split in SPLITS}
         if all(found.values()):
             return found
-    raise _missing(name, f"in {data_dir}")
+    raise MissingData(_way_out(name, f"in {data_dir}"))
 
 
 def _read_parquet(paths: Sequence[Path]) -> Any:
@@ -133,7 +178,11 @@ def _read_parquet(paths: Sequence[Path]) -> Any:
 
 
 def _from_hub(name: str) -> dict[str, Any]:
-    """The splits, downloaded unless the hub's own cache has them."""
+    """Load the splits; download them unless the hub's own cache has them.
+
+    Raises:
+        MissingData: The hub does not answer, and its cache has nothing. The message says where to get it.
+    """
     if "HF_HUB_OFFLINE" not in os.environ and not _hub_answers():
         os.environ["HF_HUB_OFFLINE"] = "1"  # else half a minute of attempts; what was downloaded before is still found
     import datasets
@@ -143,7 +192,7 @@ def _from_hub(name: str) -> dict[str, Any]:
     try:
         splits = {split: datasets.load_dataset(HUB[name], split=split) for split in SPLITS}
     except Exception as error:  # whatever the network, the hub or its cache raise: the way out is the same
-        raise _missing(name, f"on the hub ({type(error).__name__})") from error
+        raise MissingData(_way_out(name, f"on the hub ({type(error).__name__})")) from error
     column = _column(splits["train"].column_names, IMAGE_COLUMNS)
     return {split: table.cast_column(column, datasets.Image(decode=False)) for split, table in splits.items()}
 
@@ -170,13 +219,13 @@ def _fingerprint(paths: Iterable[Path]) -> str:
 
 
 def cache_folder() -> Path:
-    """Where decoded images are kept."""
+    """Tell where decoded images are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     return Path(base or Path.home() / ".cache") / "blockadapt" / "images"
 
 
 def _decoded_once(name: str, key: str, read: Callable[[str], Any]) -> dict[str, np.ndarray]:
-    """Pixels and labels from the cache, or into it. Of several processes that start at once, one decodes.
+    """Take pixels and labels from the cache, or decode them into it. Of several processes, one decodes.
 
     What is in the cache and is damaged is decoded anew. Where there is no room or no right to write, nothing is kept.
     """
@@ -202,7 +251,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _cached(path: Path) -> dict[str, np.ndarray] | None:
-    """What the cache holds; None if that is nothing, or is damaged: the archive has a checksum for each array."""
+    """Read what the cache holds; None if that is nothing, or is damaged: the archive has a checksum for each array."""
     if not path.exists():
         return None
     try:
@@ -239,7 +288,7 @@ def _decoded_image(split: str, row: int, image: Any) -> np.ndarray:
 
 
 def _pixels(png: bytes) -> np.ndarray:
-    """[channels, height, width]."""
+    """Return an image's pixels [channels, height, width]."""
     from PIL import Image
 
     with Image.open(io.BytesIO(png)) as image:

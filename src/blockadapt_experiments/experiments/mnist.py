@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from blockadapt.validation import require_integer
+from blockadapt.validation import require, require_integer
 from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.claims.contests import Part, means, oscillations, rivals, verdict
 from blockadapt_experiments.claims.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
@@ -29,10 +29,11 @@ from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.core.training import Classification, TrainingSettings, hold_out
 from blockadapt_experiments.data.examples import Examples
-from blockadapt_experiments.data.images import load_images
+from blockadapt_experiments.data.images import load_images, require_images
+from blockadapt_experiments.experiments.classifier import METRICS
 from blockadapt_experiments.models.lenets import lenet_5_caffe, lenet_300_100
 from blockadapt_experiments.results.intervals import interval
-from blockadapt_experiments.results.measurements import Metric, RunKey
+from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.summary import Summary
 
 SIDE = 28
@@ -43,18 +44,20 @@ class MnistSettings(Settings, TrainingSettings):
     """Settings of both experiments.
 
     Attributes:
-        data: "mnist"; or "digits", scikit-learn's embedded 8 × 8 images enlarged, to try things out without a download.
+        data: "mnist"; or "digits", scikit-learn's embedded 8 × 8 images enlarged, to try things out without a download;
+            or one of your own, grey and square, with labels from 0 to 9.
         train_examples: Training images, the first so many.
         test_examples: Test images, the first so many.
     """
 
-    data: Literal["mnist", "digits"] = "mnist"
+    data: str = "mnist"
     train_examples: int
     test_examples: int
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
         TrainingSettings.__post_init__(self)
+        require_images("settings", self.data, ("mnist", "digits"))
         require_integer("settings", "train_examples", self.train_examples, least=1)
         require_integer("settings", "test_examples", self.test_examples, least=1)
 
@@ -84,11 +87,14 @@ def _first(examples: Examples, count: int) -> Examples:
 
 
 def _enlarged(images: Tensor) -> Tensor:
-    """Images of 8 × 8 as 24 × 24 with a margin; MNIST's as they are."""
-    if images.shape[-1] == SIDE:
+    """Enlarge images of 8 × 8 to 24 × 24 with a margin; leave MNIST's as they are."""
+    channels, height, width = images.shape[1:]
+    factor, rest = divmod(SIDE, width)
+    ok = channels == 1 and height == width <= SIDE and rest % 2 == 0
+    require(ok, "settings", "data", f"grey squares that {SIDE} pixels hold with equal margins", tuple(images.shape[1:]))
+    if width == SIDE:
         return images
-    factor = SIDE // images.shape[-1]
-    margin = (SIDE - factor * images.shape[-1]) // 2
+    margin = rest // 2
     return pad(interpolate(images, scale_factor=factor), [margin] * 4)
 
 
@@ -117,14 +123,14 @@ PAIRS_WITH_GGT = (*PAIRS, Pair("block-adam", "ggt"))
 
 
 def _pairs(summary: Summary, pairs: tuple[Pair, ...]) -> Iterator[tuple[Pair, str]]:
-    """Those of which both have run, with their names."""
+    """Yield those of which both have run, with their names."""
     for pair in pairs:
         if rivals(summary, pair.block, (pair.other,)):
             yield pair, f"{summary.label(pair.block)} against {summary.label(pair.other)}"
 
 
 def judge_early(summary: Summary) -> Verdict:
-    """Whether training losses are within a factor of each other early on."""
+    """Judge whether training losses are within a factor of each other early on."""
     parts = []
     for pair, name in _pairs(summary, PAIRS):
         block, other = (means(summary, arm, "train_loss", EARLY, log=True) for arm in pair)
@@ -136,7 +142,7 @@ def judge_early(summary: Summary) -> Verdict:
 
 
 def judge_late(summary: Summary) -> Verdict:
-    """Whether the training loss of the block methods swings less late in training."""
+    """Judge whether the training loss of the block methods swings less late in training."""
     parts = []
     for pair, name in _pairs(summary, PAIRS):
         swings = [oscillations(summary, arm, "train_loss") for arm in pair]
@@ -149,7 +155,7 @@ def judge_late(summary: Summary) -> Verdict:
 
 
 def judge_steady(summary: Summary) -> Verdict:
-    """Whether the test accuracy of the block methods swings less late in training."""
+    """Judge whether the test accuracy of the block methods swings less late in training."""
     parts = []
     for pair, name in _pairs(summary, PAIRS_WITH_GGT):
         points = 100 * difference(*(oscillations(summary, arm, "test_accuracy") for arm in pair))
@@ -159,7 +165,7 @@ def judge_steady(summary: Summary) -> Verdict:
 
 
 def judge_higher(summary: Summary) -> Verdict:
-    """Whether the test accuracy of the block methods is higher, averaged over all epochs."""
+    """Judge whether the test accuracy of the block methods is higher, averaged over all epochs."""
     parts = []
     for pair, name in _pairs(summary, PAIRS_WITH_GGT):
         points = 100 * difference(*(means(summary, arm, "test_accuracy") for arm in pair))
@@ -173,15 +179,6 @@ CLAIMS = (
     Claim("Section 5: late in training, block methods converge without the oscillation of diagonal ones.", judge_late),
     Claim("Section 5: block methods have a steadier test accuracy than diagonal ones and GGT.", judge_steady),
     Claim("Section 5: it is also higher over all epochs.", judge_higher),
-)
-
-METRICS = (
-    Metric("train_loss", "training loss", log=True),
-    Metric("test_accuracy", "test accuracy", better="high"),
-    Metric("test_loss", "test loss", log=True),
-    Metric("train_accuracy", "training accuracy", better="high"),
-    Metric("validation_loss", "validation loss", log=True),
-    Metric("validation_accuracy", "validation accuracy", better="high"),
 )
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +17,42 @@ from blockadapt_experiments.report.content import content
 from blockadapt_experiments.report.figures import write_figures
 from blockadapt_experiments.report.markdown import write_markdown
 from blockadapt_experiments.report.page import write_page
-from blockadapt_experiments.report.reading import read, recorded_experiment
+from blockadapt_experiments.report.reading import read, recorded_experiment, recorded_name
 from blockadapt_experiments.report.table import cell, write_table
+from blockadapt_experiments.report.together import together
 from blockadapt_experiments.results.summary import Summary
 
 __all__ = ["write_report"]
 
 
-def write_report(out: Path, experiment: Experiment[Any] | None = None) -> list[Path]:
-    """Write the report of the runs in a directory: `report.html`, and the rest in `report/`.
+def write_report(
+    out: Path, experiment: Experiment[Any] | None = None, others: Sequence[Path] = (), into: Path | None = None
+) -> list[Path]:
+    """Write the report of the runs in a directory, or in several: `report.html`, and the rest in `report/`.
 
     Args:
         out: Where `blockadapt run` wrote; runs need not be finished.
         experiment: Which experiment it was; None finds it by the name in the records.
+        others: More directories of the same experiment.
+        into: Where the report goes; None for `out`.
 
     Returns:
         The files written, the page first.
 
     Raises:
-        ValueError: If that is no directory of an experiment, or cannot be written to.
+        ValueError: If that is no directory of an experiment, or of another one, or cannot be written to.
     """
     experiment = experiment or recorded_experiment(out)
-    summary = read(out, experiment)
-    directory = out / "report"
+    known = {experiment.name: experiment}
+    summary = together([read(each, known.get(recorded_name(each))) for each in (out, *others)])
+    into = into or out
+    directory = into / "report"
     try:
-        directory.mkdir(exist_ok=True)
-        return _write(experiment, summary, out / "report.html", directory)
+        directory.mkdir(exist_ok=True, parents=True)
+        return _write(experiment, summary, into / "report.html", directory)
     except OSError as error:
         rule = f"a directory that can be written to ({error.strerror or error})"
-        raise ValueError(refusal("report", "dir", rule, str(out))) from None
+        raise ValueError(refusal("report", "dir", rule, str(into))) from None
 
 
 def _write(experiment: Experiment[Any], summary: Summary, page: Path, directory: Path) -> list[Path]:

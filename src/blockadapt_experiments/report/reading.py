@@ -58,7 +58,16 @@ def recorded_experiment(out: Path) -> Experiment[Any]:
     Raises:
         ValueError: If that is no directory of an experiment, or of one that is not known.
     """
-    return get_experiment(_read_head(out)["experiment"])
+    return get_experiment(recorded_name(out))
+
+
+def recorded_name(out: Path) -> str:
+    """The name of the experiment in a directory.
+
+    Raises:
+        ValueError: If that is no directory of an experiment.
+    """
+    return str(_read_head(out)["experiment"])
 
 
 def _read_head(out: Path) -> Any:

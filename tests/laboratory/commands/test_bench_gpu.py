@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from blockadapt_experiments.commands import bench_gpu
+from blockadapt_experiments.commands.bench import gpu as bench_gpu
 from blockadapt_experiments.commands.cli import app
 
 

@@ -78,7 +78,7 @@ def test_state_follows_its_parameter_to_another_precision(
 @pytest.mark.parametrize(
     "dressed",
     [
-        lambda t: t.mT.contiguous().mT,
+        lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
         lambda t: torch.stack([t, t], -1)[..., 0],
         lambda t: torch._neg_view(-t),
         lambda t: t.double(),

@@ -363,7 +363,7 @@ TAMPERED: dict[str, tuple[Spoil, str]] = {
         f"{CUT}, got one that gives runs of 1 along a row of 12.",
     ),
     "other format": (
-        lambda s: s["param_groups"][0].update(blockadapt_format=2),
+        lambda s: s["param_groups"][0].update(blockadapt_format=1),
         "`state_dict` must be of format 1, which this version reads, got 2.",
     ),
     "missing option": (

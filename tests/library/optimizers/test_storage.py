@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blockadapt.kernels.layout import MAX_TILED, TILE, by_block, tiled_shape, write_by_block_
+from blockadapt.kernels.layout import MAX_TILED, TILE, by_block, write_by_block_
+from blockadapt.kernels.reflections import basis_of, reflections_of, turned
 from blockadapt.optimizers.storage import WIDTHS, state_parts, state_rows, state_shape
 from blockadapt.partition import IndexGroups, Partition, partition
 
@@ -29,18 +30,41 @@ each_name = pytest.mark.parametrize("name", WIDTHS)
 @pytest.mark.parametrize("n", [1, 3, MAX_TILED, MAX_TILED + 1])
 def test_what_is_written_into_tiles_is_read_out_of_them(n: int, num_blocks: int) -> None:
     rows = torch.randn(num_blocks, 5)
-    tiles = torch.full(tiled_shape(n, num_blocks, 5), torch.nan)
-    write_by_block_(tiles, rows)
-    assert by_block(tiles, num_blocks).equal(rows)
-    block = num_blocks - 1
-    assert tiles[block // tiles.shape[2], :, block % tiles.shape[2]].equal(rows[block])
+    tiles = torch.full((num_blocks * 5,), torch.nan)
+    write_by_block_(tiles, n, rows)
+    assert by_block(tiles, n, num_blocks).equal(rows)
+    for block in (0, num_blocks - 1):  # the same number of all blocks of a tile side by side, also of the last tile
+        first = block // TILE * TILE
+        blocks = min(TILE, num_blocks - first) if n <= MAX_TILED else 1
+        at = first * 5 + block - first if n <= MAX_TILED else block * 5
+        assert tiles[at::blocks][:5].equal(rows[block])
 
 
-@pytest.mark.parametrize("n", [1, MAX_TILED, MAX_TILED + 1, 4096])
-def test_tiles_have_less_than_one_tile_to_spare_and_large_blocks_have_nothing(n: int) -> None:
-    for num_blocks in (1, 31, 32, 33):
-        tiles, _, size = tiled_shape(n, num_blocks, 1)
-        assert 0 <= tiles * size - num_blocks < (TILE if n <= MAX_TILED else 1)
+@each_name
+def test_nothing_is_padded(name: str) -> None:
+    """A tensor of one block keeps what a block keeps, in memory and in a file."""
+    for shape, n in (((3,), 3), ((1,), 1), ((10, 33), 10)):
+        cut = partition(shape, "auto", 10)
+        for tiled in (True, False):
+            assert torch.Size(state_shape(name, cut, tiled)).numel() == cut.num_blocks * WIDTHS[name](n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 64, 100])
+def test_reflections_are_the_basis_but_for_signs_and_orthogonal_however_rounded(n: int) -> None:
+    U = torch.linalg.qr(torch.randn(20, n, n, dtype=torch.float64))[0]
+    U[0] = torch.eye(n)
+    U[1] = -torch.eye(n).flip(0)
+    v = reflections_of(U)
+    assert v.shape == (20, WIDTHS["basis"](n))
+    product = U.mT @ basis_of(v, n)
+    torch.testing.assert_close(product.abs(), torch.eye(n, dtype=torch.float64).expand(20, n, n), atol=1e-13, rtol=0)
+    coarse = basis_of(v.to(torch.bfloat16).double(), n)
+    torch.testing.assert_close(
+        coarse @ coarse.mT, torch.eye(n, dtype=torch.float64).expand(20, n, n), atol=1e-13, rtol=0
+    )
+    m = torch.randn(20, n, 1, dtype=torch.float64)
+    torch.testing.assert_close(turned(v, m), basis_of(v, n).mT @ m)
+    torch.testing.assert_close(turned(v, m, back=True), basis_of(v, n) @ m)
 
 
 @each_name

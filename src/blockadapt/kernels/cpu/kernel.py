@@ -33,7 +33,16 @@ class NumbaKernel(Kernel):
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> NumbaChange:
         """See `Kernel.prepare`."""
-        return NumbaChange([self._work_list(batch, alike) for alike in _work().alike(segments)], segments)
+        groups = [segments] if self._are_known(batch, segments) else _work().alike(segments)
+        return NumbaChange([self._work_list(batch, alike) for alike in groups], segments)
+
+    def _are_known(self, batch: Batch, segments: Sequence[Segment]) -> bool:
+        """Whether these are all segments of one work list, in its order."""
+        first = segments[0]
+        if any(segment.refresh != first.refresh or segment.tally is not first.tally for segment in segments):
+            return False
+        work_list = self._work_lists.get((batch, first.place.keeps, first.refresh, first.tally))
+        return work_list is not None and work_list.fits([segment.place for segment in segments])
 
     def _work_list(self, batch: Batch, segments: Sequence[Segment]) -> Any:
         """The work list of these segments, filled in; the one of an earlier step if they lie where they lay."""

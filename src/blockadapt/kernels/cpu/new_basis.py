@@ -11,23 +11,21 @@ import numpy as np
 
 from blockadapt.kernels.cpu.effective import amsgrad_, effective_
 from blockadapt.kernels.cpu.eigensolver import (
-    apply_reflections_,
     apply_rotations_,
     diagonalise_,
-    diagonalise_2x2_in_float64_,
+    diagonalise_2x2_,
     form_rotations_,
-    reflect_basis_,
     reverse_,
     small_end_first,
-    tridiagonalise_in_float64_,
 )
 from blockadapt.kernels.cpu.jacobi import jacobi_, unpack_
 from blockadapt.kernels.cpu.jit import inlined, jit
-from blockadapt.kernels.cpu.kept_basis import from_eigenbasis_
+from blockadapt.kernels.cpu.reflections import factor_, factor_lane_
 from blockadapt.kernels.cpu.simd import absolute, array_at, broadcast, fma, load, maximum, power_of_two, select, store
 from blockadapt.kernels.cpu.tables import BASIS, LARGEST, TERM, M, V
 from blockadapt.kernels.cpu.thresholds import thresholds
 from blockadapt.kernels.cpu.tile_io import expect, from_lanes_, to_lanes_
+from blockadapt.kernels.cpu.tridiagonal import apply_reflections_, reflect_basis_, tridiagonalise_
 
 
 @inlined
@@ -55,17 +53,14 @@ def step_in_new_basis_(
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, solved, L)
     effective_(n, s.d, s.y, s.terms, s.sums, form, L)
     if has[BASIS] != 0:
-        form_rotations_(n, basis, s.log, s.ends, sweeps, L)
-        reverse_(n, basis, reversed_, n, L)
-        reflect_basis_(n, s.a, s.h, basis, L)
-        from_eigenbasis_(n, basis, s.y, s.e, next_v, L)
-        for i in range(n):
-            store(s.y, i * L, load(s.e, i * L))
-    else:
-        apply_rotations_(s.y, s.log, s.ends, sweeps, L)
-        reverse_(n, s.y, reversed_, 1, L)
-        if n > 2:
-            apply_reflections_(n, s.a, s.h, s.y, L)
+        form_rotations_(n, s.columns, s.log, s.ends, sweeps, L)
+        reverse_(n, s.columns, reversed_, n, L)
+        reflect_basis_(n, s.a, s.h, s.columns, L)
+        factor_(n, s.columns, basis, L)
+    apply_rotations_(s.y, s.log, s.ends, sweeps, L)
+    reverse_(n, s.y, reversed_, 1, L)
+    if n > 2:
+        apply_reflections_(n, s.a, s.h, s.y, L)
     return finite, solved
 
 
@@ -115,10 +110,10 @@ def solve_(n: int, s: Any, most: int, L: int) -> Any:
     """
     zero = broadcast(s.a.dtype.type(0))
     if n == 2:
-        diagonalise_2x2_in_float64_(s.a, s.d, s.e, s.y, s.log, s.wide, L)
+        diagonalise_2x2_(s.a, s.d, s.e, s.y, s.log, L)
         s.ends[0] = 1
         return 1, zero < zero
-    tridiagonalise_in_float64_(n, s.a, s.h, s.d, s.e, s.y, s.u, s.q, s.wide, L)
+    tridiagonalise_(n, s.a, s.h, s.d, s.e, s.y, s.u, s.q, L)
     reversed_ = small_end_first(n, s.d, s.e, L)
     reverse_(n, s.d, reversed_, 1, L)
     reverse_(n - 1, s.e, reversed_, 1, L)
@@ -141,19 +136,18 @@ def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has
         s.d[j * L + lane] = f(s.matrix[j, j] * scale)
         if has[BASIS] != 0:
             eigenvalues[j * L + lane] = f(s.matrix[j, j] * scale)
-            for i in range(n):
-                basis[(i * n + j) * L + lane] = f(s.vectors[i, j])
     if has[LARGEST] != 0:
         store(s.q, 0, broadcast(f(0)))
         s.q[lane] = f(1)
         this = load(s.q, 0) == broadcast(f(1))
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, this, L)
-    sums = s.wide.u[: s.sums.size]
-    effective_(n, s.d, s.e, s.terms, sums, form, L)
+    effective_(n, s.d, s.e, s.terms, s.aside, form, L)
     for i in range(lane, s.sums.size, L):
-        s.sums[i] = sums[i]
+        s.sums[i] = s.aside[i]
     for i in range(n):
         total = 0.0
         for j in range(n):
             total += s.vectors[i, j] * s.e[j * L + lane]
         s.y[i * L + lane] = f(total)
+    if has[BASIS] != 0:
+        factor_lane_(n, lane, s.vectors, basis, L)

@@ -23,9 +23,7 @@ from blockadapt.kernels.cpu.simd import (
 )
 from blockadapt.kernels.cpu.tables import (
     ADDRESS,
-    BASIS,
     COORDINATES,
-    EIGENVALUES,
     GRAD,
     LARGEST,
     MINOR,
@@ -49,7 +47,7 @@ def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
     has = tensors[0, :, ADDRESS]
     tile = first
     while tile < last:
-        contiguous_lanes, run = locate(tables, tile * L, lie)
+        contiguous_lanes, run = locate(1, tables, tile * L, lie)
         segment, contiguous = lie.owners[0], contiguous_lanes == L
         for role in range(COORDINATES, STRIDED):
             contiguous = contiguous and (has[role] == 0 or tensors[segment, role, MINOR] == size)
@@ -68,10 +66,6 @@ def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
                 elif has[role] != 0 and role != GRAD:
                     scatter(lie.where[role], 0, load(lanes, role * L))
                 lie.where[role, 0] += L * size
-            if has[BASIS] != 0:
-                offset = (tile * L - tables.starts[segment]) * size
-                store_row(tensors[segment, BASIS, ADDRESS] + offset, broadcast(lanes.dtype.type(1)))
-                store_row(tensors[segment, EIGENVALUES, ADDRESS] + offset, load(lanes, V * L))
             tally_(tables, tile, s.sums, L)
             tile += 1
 

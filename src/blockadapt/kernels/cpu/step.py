@@ -30,7 +30,9 @@ from blockadapt.kernels.cpu.simd import LANES, all_lanes, broadcast, fma, load, 
 from blockadapt.kernels.cpu.spectral import INVERSE_ROOT, Form
 from blockadapt.kernels.cpu.tables import (
     ADDRESS,
+    BASIS,
     COORDINATES,
+    EIGENVALUES,
     ENTRIES,
     ENTRY,
     EXTENT,
@@ -43,7 +45,18 @@ from blockadapt.kernels.cpu.tables import (
     V,
     X,
 )
-from blockadapt.kernels.cpu.tile_io import expect, fetch_, fill_, kept_tile, locate, move_on_, put_
+from blockadapt.kernels.cpu.tile_io import (
+    WITHIN,
+    expect,
+    fetch_,
+    fill_,
+    full_tile,
+    is_full,
+    locate,
+    locate_kept_,
+    move_on_,
+    put_,
+)
 
 
 def worker(real: Any, form: Form = INVERSE_ROOT) -> Callable[[Any], None]:
@@ -61,17 +74,16 @@ def worker(real: Any, form: Form = INVERSE_ROOT) -> Callable[[Any], None]:
 def carry_out(entries: Any, coefficients: Any, form: Any) -> None:
     """What each thread does with a work list: take the next chunk of tiles until none is left."""
     n, segments, most, kept = entries[ENTRY.n], entries[ENTRY.segments], entries[ENTRY.sweeps], entries[ENTRY.kept] != 0
-    chunks = carray(pointer(entries[ENTRY.chunks_at]), (entries[ENTRY.chunks] + 1,), np.int64)
-    measured = entries[ENTRY.sums_at] != 0
-    tiles = chunks[-1] if measured else 0
     tables = Tables(
         tensors=carray(pointer(entries[ENTRY.tensors_at]), (segments, len(TENSORS), 4), np.int64),
         extents=carray(pointer(entries[ENTRY.extents_at]), (segments, len(EXTENT)), np.int64),
         coefficients=coefficients,
         starts=carray(pointer(entries[ENTRY.starts_at]), (segments + 1,), np.int64),
-        sums=carray(pointer(entries[ENTRY.sums_at]), (2, tiles), np.float64),
+        sums=carray(pointer(entries[ENTRY.sums_at]), (2, entries[ENTRY.counted]), np.float64),
     )
+    chunks = carray(pointer(entries[ENTRY.chunks_at]), (entries[ENTRY.chunks] + 1,), np.int64)
     thread = take_ticket(entries, ENTRY.workers)
+    measured = entries[ENTRY.counted] != 0
     s = scratch_at(entries[ENTRY.scratch_at] + thread * entries[ENTRY.scratch_bytes], n, most, coefficients, measured)
     s.lie.blank[:] = 0
     while True:
@@ -96,13 +108,13 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
     lie, size = s.lie, s.x.itemsize
     zero, one = broadcast(s.x.dtype.type(0)), broadcast(s.x.dtype.type(1))
     filled = -1  # the one segment whose coefficients the lanes hold
-    contiguous, run, by_jacobi = 0, 0, 0
+    contiguous, run, together, by_jacobi = 0, 0, 0, 0
     for tile in range(first, last):
         if run > 1:
             move_on_(tables, lie)
             run -= 1
         else:
-            contiguous, run = locate(tables, tile * L, lie)
+            contiguous, run = locate(n, tables, tile * L, lie)
         if filled < 0 or lie.owners[0] != filled or lie.owners[L - 1] != filled:
             fill_(s.terms, tables.coefficients, lie.owners)
             filled = lie.owners[0] if lie.owners[0] == lie.owners[L - 1] else -1
@@ -110,13 +122,21 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
         fetch_(n, s.g, lie.where[GRAD], lie.steps[GRAD], lie.lengths, contiguous, lie.spare)
         if has[M] != 0:
             fetch_(n, s.m, lie.where[M], lie.steps[M], lie.lengths, contiguous, lie.spare)
-        basis, eigenvalues = kept_tile(n, tables, tile, lie, s.x)
+        basis = full_tile(tables, BASIS, n * (n - 1) // 2, tile, lie, s.x)
+        eigenvalues = full_tile(tables, EIGENVALUES, n, tile, lie, s.x)
+        apart = has[BASIS] != 0 and not is_full(tables, lie)
+        if apart:
+            together = locate_kept_(tables, tile * L, lie, size)
+            basis, eigenvalues = s.basis, s.eigenvalues
+        if apart and kept:
+            fetch_(n * (n - 1) // 2, basis, lie.where[BASIS], lie.steps[BASIS], lie.kept, together, lie.spare)
+            fetch_(n, eigenvalues, lie.where[EIGENVALUES], lie.steps[EIGENVALUES], lie.kept, together, lie.spare)
         # What the next tile needs follows this one's in memory, almost always. It is asked for piece by piece, between
         # the sums: all at once would fill the processor's few slots for lines on their way, and stall.
         next_v = lie.where[V, 0] + L * n * (n + 1) // 2 * size
-        next_basis = basis.ctypes.data + L * n * n * size
+        next_basis = basis.ctypes.data + L * n * (n - 1) // 2 * size
         next_eigenvalues = eigenvalues.ctypes.data + L * n * size
-        average_(n, s, has[M] != 0, next_eigenvalues if kept else 0, L)
+        average_(n, s, has[M] != 0, contiguous == WITHIN, next_eigenvalues if kept else 0, L)
         if has[M] != 0:
             put_(n, s.m, lie.where[M], lie.steps[M], lie.lengths, contiguous, lie.spare)
         if kept:
@@ -132,11 +152,15 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
         tally_(tables, tile, s.sums, L)
         move_(n, s, finite, L)
         put_(n, s.x, lie.where[X], lie.steps[X], lie.lengths, contiguous, lie.spare)
+        if apart and not kept:
+            put_(n * (n - 1) // 2, basis, lie.where[BASIS], lie.steps[BASIS], lie.kept, together, lie.spare)
+        if apart:
+            put_(n, eigenvalues, lie.where[EIGENVALUES], lie.steps[EIGENVALUES], lie.kept, together, lie.spare)
     return by_jacobi
 
 
 @inlined
-def average_(n: int, s: Any, has_m: bool, expected: int, L: int) -> None:
+def average_(n: int, s: Any, has_m: bool, within: bool, expected: int, L: int) -> None:
     """g ← sign g + coupled x, m ← β₁ m + (1 − β₁) g, and y = m, or g where there is no m.
 
     The next tile's coordinates are asked for meanwhile, and what lies at `expected` if that is not 0.
@@ -153,7 +177,8 @@ def average_(n: int, s: Any, has_m: bool, expected: int, L: int) -> None:
             store(s.m, i * L, average)
         store(s.y, i * L, average)
         for role in range(COORDINATES):
-            expect(lie.where[role, 0] + i * lie.steps[role, 0] + L * s.x.itemsize)
+            row = n * L * s.x.itemsize + 2 * i * LINE if within else i * lie.steps[role, 0] + L * s.x.itemsize
+            expect(lie.where[role, 0] + row)
         if expected != 0:
             expect(expected + 2 * i * LINE)
 

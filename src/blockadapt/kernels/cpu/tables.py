@@ -1,10 +1,10 @@
 """What the compiled step reads of a work list, each table defined once.
 
     tensors        [segments, TENSORS, 4]   where each tensor lies: address, byte strides of [major, minor, element]
-    extents        [segments, 3]            how many blocks and coordinates lie there
+    extents        [segments, 5]            which blocks and how many coordinates lie there
     coefficients   [segments, TERMS]        the step's numbers, in the order of `contract.TERMS`
     starts         [segments + 1]           the number of each segment's first block
-    sums           [2, tiles]               float64: pᵀm̂ and m̂ᵀm̂ of each tile, written where someone measures
+    sums           [2, counted]             float64: pᵀm̂ and m̂ᵀm̂ of each tile, where someone measures
     entries        [ENTRIES]                all else, and the addresses of the others
 
 `TERM.second.decay` is a column of the coefficients, `ENTRY.n` an entry: the NamedTuples that name them, filled with
@@ -20,7 +20,7 @@ from blockadapt.kernels.contract import Coefficients
 
 TENSORS = ("x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues")
 """The rows of `tensors`: fields of a `Place`, and the gradient. Of the last two, which lie in tiles, only the address
-is used. A tensor that a place does not have is at address 0."""
+is used: that of the segment's first tile. A tensor that a place does not have is at address 0."""
 X, GRAD, M, V, LARGEST, BASIS, EIGENVALUES = range(len(TENSORS))
 STRIDED = BASIS
 """Those before this one lie by block."""
@@ -32,11 +32,17 @@ ADDRESS, MAJOR, MINOR, ELEMENT = range(4)
 
 
 class Extents(NamedTuple):
-    """Blocks that lie side by side on the minor axis, coordinates in each block, and blocks in all."""
+    """Which blocks of a place a segment is: all of it, or, where a basis is kept, its full tiles or the rest."""
 
     minors: int
+    """Blocks that lie side by side on the minor axis."""
     length: int
+    """Coordinates in each block."""
+    first: int
+    """The number of its first block in the place."""
     blocks: int
+    rest: int
+    """As many if they are in the place's last tile of a kept basis, which is not a full one; else 0."""
 
 
 class Entries(NamedTuple):
@@ -64,8 +70,9 @@ class Entries(NamedTuple):
     chunks_at: int
     """Where the tile numbers lie at which chunks begin, and past the last one end."""
     scratch_at: int
+    counted: int
+    """Tiles that say what they measure: all of them, or none where nobody asks."""
     sums_at: int
-    """0 where nobody measures."""
 
 
 class Tables(NamedTuple):

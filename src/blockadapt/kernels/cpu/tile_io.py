@@ -1,8 +1,9 @@
 """Where the blocks of a tile lie, and the way of their numbers into rows of lanes and back.
 
 Where a block lies is an address and byte strides, from the tables of the work list. x, the gradient and m have any
-strides. V and Σ̂ have their numbers side by side in each block, and are transposed. What is kept between refreshes lies
-in tiles already, and a segment that keeps a basis begins a tile of its own.
+strides: they are read row by row where blocks lie side by side, transposed where a block's own numbers do, and else
+gathered. V and Σ̂ have their numbers side by side in each block, and are transposed. What is kept between refreshes lies
+in tiles already; only the last tiles of places, where there are fewer blocks, are put together from several.
 """
 
 from __future__ import annotations
@@ -48,17 +49,21 @@ from blockadapt.kernels.cpu.tables import (
     X,
 )
 
+WITHIN = -1
+"""Said of a tile: each block's own coordinates are contiguous in memory."""
+
 
 @inlined
-def locate(tables: Any, block: int, lie: Any) -> tuple[int, int]:
-    """Addresses of each lane's block, from `block` on; a lane past its segment's end gets a block of zeros.
+def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
+    """Addresses of each lane's block, from `block` on; a lane past the last block gets one of zeros.
 
     Returns how many lanes are contiguous in memory, and then the rest are too: all of them, or those up to the end of
-    a line, or 0 if there is no such order. And for how many tiles from here on `move_on_` finds the next addresses.
+    a line; WITHIN; or 0 if there is no such order. And for how many tiles from here on `move_on_` finds the next
+    addresses.
     """
     tensors, extents, starts = tables.tensors, tables.extents, tables.starts
     segment = np.searchsorted(starts, block, side="right") - 1
-    within, minors = block - starts[segment], extents[segment, EXTENT.minors]
+    within, minors = block - starts[segment] + extents[segment, EXTENT.first], extents[segment, EXTENT.minors]
     major = within // minors
     minor = within - major * minors
     if minor + LANES <= minors:  # a tile within one line of one segment: almost all are
@@ -73,14 +78,18 @@ def locate(tables: Any, block: int, lie: Any) -> tuple[int, int]:
             lie.owners[lane] = segment
             for role in range(COORDINATES):
                 lie.steps[role, lane] = tensors[segment, role, ELEMENT]
-        return LANES if is_dense(tensors, segment, lie.blank.itemsize) else 0, (minors - minor) // LANES
-    contiguous, pieces = 0, 1
+        order = LANES if is_dense(tensors, segment, lie.blank.itemsize) else 0
+        if order == 0 and is_within(n, tables, segment, lie.blank.itemsize):
+            order = WITHIN
+        return order, (minors - minor) // LANES
+    contiguous, pieces, all_within = 0, 1, True
     for lane in range(LANES):
         inside = block + lane < starts[segment] + extents[segment, EXTENT.blocks]
         if lane > 0 and ((inside and minor == 0) or inside != (lie.lengths[lane - 1] > 0)):
             contiguous, pieces = lane, pieces + 1
         if not is_dense(tensors, segment, lie.blank.itemsize):
             pieces = LANES
+        all_within = all_within and inside and is_within(n, tables, segment, lie.blank.itemsize)
         for role in range(STRIDED):
             address = tensors[segment, role, ADDRESS]
             address += major * tensors[segment, role, MAJOR] + minor * tensors[segment, role, MINOR]
@@ -95,8 +104,11 @@ def locate(tables: Any, block: int, lie: Any) -> tuple[int, int]:
             major += 1
         if block + lane + 1 == starts[segment + 1] and segment + 2 < starts.size:
             segment += 1
-            major = minor = 0
-    return contiguous if pieces == 2 else 0, 1
+            major = extents[segment, EXTENT.first] // extents[segment, EXTENT.minors]
+            minor = extents[segment, EXTENT.first] - major * extents[segment, EXTENT.minors]
+    if pieces == 2:
+        return contiguous, 1
+    return WITHIN if all_within else 0, 1
 
 
 @jit
@@ -104,6 +116,14 @@ def is_dense(tensors: Any, segment: int, size: int) -> bool:
     """Whether neighbours on the minor axis are neighbours in memory, in x, grad and m."""
     dense = tensors[segment, X, MINOR] == size and tensors[segment, GRAD, MINOR] == size
     return bool(dense and (tensors[segment, M, ADDRESS] == 0 or tensors[segment, M, MINOR] == size))
+
+
+@jit
+def is_within(n: int, tables: Any, segment: int, size: int) -> bool:
+    """Whether all n coordinates of each block are neighbours in memory, in x, grad and m."""
+    tensors, whole = tables.tensors, tables.extents[segment, EXTENT.length] == n
+    side_by_side = whole and tensors[segment, X, ELEMENT] == size
+    return bool(side_by_side and (tensors[segment, M, ADDRESS] == 0 or tensors[segment, M, ELEMENT] == size))
 
 
 @inlined
@@ -124,19 +144,44 @@ def fill_(terms: Any, coefficients: Any, owners: Any) -> None:
 
 
 @jit
-def kept_tile(n: int, tables: Any, tile: int, lie: Any, like: Any) -> Any:
-    """U [n·n rows] and Λ [n rows] that are kept for this tile. Where nothing is kept they are not to be touched."""
+def is_full(tables: Any, lie: Any) -> bool:
+    """Whether what is kept for this tile's blocks lies as a full tile."""
+    return bool(tables.extents[lie.owners[0], EXTENT.rest] == 0)
+
+
+@jit
+def full_tile(tables: Any, role: int, count: int, tile: int, lie: Any, like: Any) -> Any:
+    """`count` rows of what is kept for a full tile, as they lie. Where nothing is kept they are not to be touched."""
     segment = lie.owners[0]
-    within, size = tile - tables.starts[segment] // LANES, LANES * like.itemsize
-    basis = rows_at(tables.tensors[segment, BASIS, ADDRESS] + within * n * n * size, n * n, like)
-    eigenvalues = rows_at(tables.tensors[segment, EIGENVALUES, ADDRESS] + within * n * size, n, like)
-    return basis, eigenvalues
+    within = tile - tables.starts[segment] // LANES
+    return rows_at(tables.tensors[segment, role, ADDRESS] + within * count * LANES * like.itemsize, count, like)
+
+
+@jit
+def locate_kept_(tables: Any, block: int, lie: Any, size: int) -> int:
+    """Addresses of what is kept for each lane's block, in last tiles of their places; returns as `locate` does."""
+    contiguous, pieces = 0, 1
+    for lane in range(LANES):
+        segment, inside = lie.owners[lane], lie.lengths[lane] > 0
+        if lane > 0 and (segment != lie.owners[lane - 1] or inside != (lie.lengths[lane - 1] > 0)):
+            contiguous, pieces = lane, pieces + 1
+        offset = (block + lane - tables.starts[segment]) * size
+        for role in range(BASIS, EIGENVALUES + 1):
+            lie.where[role, lane] = tables.tensors[segment, role, ADDRESS] + offset
+            lie.steps[role, lane] = tables.extents[segment, EXTENT.rest] * size
+        lie.kept[lane] = LANES * LANES * LANES if inside else 0  # rows that are there: all
+    if pieces == 1:
+        return LANES
+    return contiguous if pieces == 2 else 0
 
 
 @jit
 def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: int, spare: Any) -> None:
-    """Coordinates of each lane's block into n rows; missing ones are zero."""
+    """Coordinates of each lane's block into n rows; missing ones are zero. `contiguous` is what `locate` said."""
     L = LANES
+    if contiguous == WITHIN:
+        to_lanes_(where, n, rows, L)
+        return
     zero = broadcast(rows.dtype.type(0))
     for i in range(n):
         if contiguous == L:
@@ -162,6 +207,9 @@ def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: 
 def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: int, spare: Any) -> None:
     """The inverse of `fetch_`; missing coordinates are dropped."""
     L = LANES
+    if contiguous == WITHIN:
+        from_lanes_(where, n, rows, L)
+        return
     for i in range(n):
         if contiguous == L:
             if i < lengths[0]:

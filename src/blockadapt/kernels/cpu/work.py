@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import numba
@@ -51,17 +50,15 @@ class WorkList:
         real = _REALS[batch.dtype]
         self._batch = batch
         self._places = [weakref.ref(place) for place in places]
-        self._reaches = np.array([reach_bytes(place) for place in places])
-        self._offsets = np.array([place.offset * place.x.itemsize for place in places])
+        self._offsets = np.array([place.offset * place.x.itemsize for place in places], dtype=np.int64)
+        self._reaches = np.array([reach_bytes(place) for place in places], dtype=np.int64)
         self._worker = worker_for(real, lanes_form(batch.function)).ctypes
-        self._tensors = np.array([_tensor_rows(place) for place in places], dtype=np.int64)
-        self._extents = np.array([_extents(place) for place in places], dtype=np.int64)
-        self._coefficients = np.empty((len(places), TERMS), dtype=real)
-        # A basis lies in tiles, which begin with its segment.
-        unit = 1 if places[0].basis is None else TILE
-        self._starts = np.array(
-            list(accumulate((-(-place.num_blocks // unit) * unit for place in places), initial=0)), dtype=np.int64
-        )
+        pieces = _pieces(places)
+        self._of = [i for i, _ in pieces]
+        self._tensors = np.array([_tensor_rows(places[i], extents) for i, extents in pieces], dtype=np.int64)
+        self._extents = np.array([extents for _, extents in pieces], dtype=np.int64)
+        self._coefficients = np.empty((len(pieces), TERMS), dtype=real)
+        self._starts = np.cumsum([0, *(extents.blocks for _, extents in pieces)], dtype=np.int64)
         self._tally, self._pair = tally, torch.zeros(2, dtype=torch.float64)
         self._sums = np.zeros((2, 0 if tally is None else -(-int(self._starts[-1]) // TILE)))
         self._threads = 0
@@ -71,7 +68,7 @@ class WorkList:
             workers=0,
             by_jacobi=0,
             n=batch.n,
-            segments=len(places),
+            segments=len(pieces),
             chunks=0,
             sweeps=sweeps,
             kept=not refresh,
@@ -82,7 +79,8 @@ class WorkList:
             starts_at=self._starts.ctypes.data,
             chunks_at=0,
             scratch_at=0,
-            sums_at=0 if tally is None else self._sums.ctypes.data,
+            counted=self._sums.shape[1],
+            sums_at=self._sums.ctypes.data,
         )
         self._entries = np.array(entries, dtype=np.int64)
         self._at = self._entries.ctypes.data
@@ -95,12 +93,11 @@ class WorkList:
 
     def fill_in_(self, segments: Sequence[Segment]) -> None:
         """What each step brings anew; nothing is left then that could raise."""
-        grads = [segment.grad for segment in segments]
-        begins = gradient_addresses(OWNER, grads, self._batch, self._reaches)
-        self._tensors[:, GRAD, ADDRESS] = begins + self._offsets
-        coefficients = segments[0].coefficients
-        one = all(segment.coefficients is coefficients for segment in segments)
-        self._coefficients[:] = coefficients.terms if one else [segment.coefficients.terms for segment in segments]
+        _, grads, _, coefficients, _ = zip(*segments, strict=True)
+        addresses = self._offsets + gradient_addresses(OWNER, grads, self._batch, self._reaches)
+        self._tensors[:, GRAD, ADDRESS] = addresses[self._of]
+        one = len({*map(id, coefficients)}) == 1  # all at the same step, as almost always
+        self._coefficients[:] = coefficients[0].terms if one else [coefficients[i].terms for i in self._of]
         threads = torch.get_num_threads()
         if threads != self._threads:
             self._share_out_(threads)
@@ -142,20 +139,41 @@ def _chunks(tiles: int, threads: int, least: int) -> np.ndarray:
     return np.array(starts, dtype=np.int64)
 
 
-def _tensor_rows(place: Place) -> list[tuple[int, ...]]:
+def _pieces(places: Sequence[Place]) -> list[tuple[int, Extents]]:
+    """The segments of a work list: each with the number of its place.
+
+    A kept basis lies in tiles. So the full tiles of all places come first, and the blocks that are left after them
+    share tiles. Elsewhere a segment is a whole place.
+    """
+    pieces = [
+        (i, Extents(place.x.shape[1], place.x.shape[2], 0, place.num_blocks, 0)) for i, place in enumerate(places)
+    ]
+    if places[0].basis is None or places[0].n == 1:
+        return pieces
+    rests = [extents.blocks % TILE for _, extents in pieces]
+    full = [
+        (i, extents._replace(blocks=extents.blocks - rest)) for (i, extents), rest in zip(pieces, rests, strict=True)
+    ]
+    left = [
+        (i, extents._replace(first=extents.blocks - rest, blocks=rest, rest=rest))
+        for (i, extents), rest in zip(pieces, rests, strict=True)
+    ]
+    return [(i, extents) for i, extents in (*full, *left) if extents.blocks]
+
+
+def _tensor_rows(place: Place, extents: Extents) -> list[tuple[int, ...]]:
     """Where each of `TENSORS` lies. The gradient lies as x does, and its address is filled in later."""
 
-    def row(tensor: Tensor | None) -> tuple[int, ...]:
+    def row(name: str) -> tuple[int, ...]:
+        tensor: Tensor | None = place.x if name == "grad" else getattr(place, name)
         if tensor is None:
             return 0, 0, 0, 0
+        if name in ("basis", "eigenvalues"):
+            width = tensor.numel() // place.num_blocks
+            return tensor.data_ptr() + extents.first * width * tensor.itemsize, 0, 0, 0
         return (tensor.data_ptr(), *(stride * tensor.itemsize for stride in tensor.stride()))
 
-    return [row(place.x if name == "grad" else getattr(place, name)) for name in TENSORS]
-
-
-def _extents(place: Place) -> Extents:
-    _, minors, length = place.x.shape
-    return Extents(minors, length, place.num_blocks)
+    return [*map(row, TENSORS)]
 
 
 # What threads run -------------------------------------------------------------------------------------------------

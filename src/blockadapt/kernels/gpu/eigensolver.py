@@ -266,3 +266,33 @@ def undiagonalise_(n, y, log, sweeps, LANES: tl.constexpr):
             tl.store(y + (i + 1) * LANES, s * y_here + c * y_below)
             y_below = c * y_here - s * y_below
         tl.store(y, y_below)
+
+
+@triton.jit
+def factor_column_(n, j, u, basis_at, by, there, LANES: tl.constexpr, REAL: tl.constexpr):
+    """Take column j of U, n rows at u, through the reflections before it, and make the next one; all at `basis_at`.
+
+    See `kernels.reflections`. Lanes that are not `there` are not touched.
+    """
+    at = 0
+    for k in range(j):
+        along = tl.load(u + k * LANES)
+        square = along * 0 + 1
+        for i in range(k + 1, n):
+            v = tl.load(basis_at + (at + i - k - 1) * by, mask=there, other=0)
+            along += v * tl.load(u + i * LANES)
+            square += v * v
+        along = exact_ratio(2 * along, square)
+        for i in range(k + 1, n):
+            v = tl.load(basis_at + (at + i - k - 1) * by, mask=there, other=0)
+            tl.store(u + i * LANES, tl.load(u + i * LANES) - along * v)
+        at += n - 1 - k
+    head = tl.load(u + j * LANES)
+    square = head * head
+    for i in range(j + 1, n):
+        entry = tl.load(u + i * LANES)
+        square += entry * entry
+    norm = exact_root(square)
+    first = head + tl.where(head < 0, -norm, norm)
+    for i in range(j + 1, n):
+        tl.store(basis_at + (at + i - j - 1) * by, exact_ratio(tl.load(u + i * LANES), first), mask=there)

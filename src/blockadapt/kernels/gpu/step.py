@@ -61,9 +61,11 @@ def at(row, tensor: tl.constexpr, strides: tl.constexpr, block, REAL: tl.constex
 
 @triton.jit
 def in_tile(row, tensor: tl.constexpr, width, block, REAL: tl.constexpr):
-    """Where the first of so many numbers of these blocks lie in tiles; the next are TILE apart."""
+    """Where the first of so many numbers of these blocks lie in tiles, and the stride from one to the next."""
     start = tl.load(row + tensor).to(tl.pointer_type(REAL))
-    return start + (block // TILE).to(tl.int64) * (width * TILE) + block % TILE
+    num_blocks = tl.load(row + NUM_BLOCKS).to(tl.int32)
+    by = tl.where(block < num_blocks // TILE * TILE, TILE, num_blocks % TILE)
+    return start + (block // TILE).to(tl.int64) * (width * TILE) + block % TILE, by
 
 
 @triton.jit
@@ -105,6 +107,16 @@ def scale_of(largest, REAL: tl.constexpr):
 def pick(rows, index, number):
     """Row `number` of rows [N, LANES], `index` being their numbers [N, 1]."""
     return tl.sum(tl.where(index == number, rows, 0), 0)
+
+
+@triton.jit
+def reflection(basis_at, by, k, n, index, there):
+    """w = (0, …, 0, 1, v_k) [N, LANES] of a kept basis, and τ [1, LANES]; see `kernels.reflections`."""
+    first = k * (n - 1) - k * (k - 1) // 2  # numbers of the reflections before it
+    v_at = basis_at[None, :] + (first + index - k - 1) * by[None, :]
+    w = tl.load(v_at, mask=there & (index > k) & (index < n), other=0)
+    w = tl.where(index == k, w * 0 + 1, w)
+    return w, (2 / tl.sum(w * w, 0))[None, :]
 
 
 @triton.jit
@@ -228,8 +240,8 @@ def advance(
             value = tl.load(d + i * LANES) * scale
             tl.store(d + i * LANES, value)
             if HAS_BASIS:
-                kept_at = in_tile(row, EIGENVALUES, n, block, REAL) + i * TILE
-                tl.store(kept_at, tl.where(finite, value, float("nan")), mask=there)
+                kept_at, by = in_tile(row, EIGENVALUES, n, block, REAL)
+                tl.store(kept_at + i * by, tl.where(finite, value, float("nan")), mask=there)
         if HAS_LARGEST:
             largest_at, largest_by = at(row, LARGEST, LARGEST_BY, block, REAL)
             amsgrad_(n, d, u, q, largest_at, largest_by, there & solved, LANES, REAL)
@@ -258,15 +270,14 @@ def advance(
             move = tl.where(solved, tl.load(y + i * LANES), tl.where(finite, zero, float("nan")))
             tl.store(x_at + i * x_by, shrink * tl.load(x_at + i * x_by, mask=exists, other=0) - move, mask=exists)
         if HAS_BASIS:
-            basis_at = in_tile(row, BASIS, n * n, block, REAL)
-            for j in range(n):  # a column of U is what the way back makes of a unit vector
+            basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)
+            for j in range(n - 1):  # a column of U is what the way back makes of a unit vector
                 for i in range(n):
                     tl.store(u + i * LANES, tl.where(lane * 0 + i == j, zero + 1, zero))
                 solver.undiagonalise_(n, u, log, sweeps, LANES)
                 solver.reverse_(n, u, ascending, LANES)
                 solver.unreduce_(n, a, h, u, LANES)
-                for i in range(n):
-                    tl.store(basis_at + (i * n + j) * TILE, tl.load(u + i * LANES), mask=there)
+                solver.factor_column_(n, j, u, basis_at, by, there, LANES, REAL)
         failed = there & finite & (solved == 0)
         if tl.max(failed.to(tl.int32), 0) > 0:
             position = tl.atomic_add(unsolved + lane * 0, 1, mask=failed)
@@ -310,18 +321,20 @@ def turn(
 
         decay, weight = term(row, DECAY, REAL), term(row, WEIGHT, REAL)
         v_at, v_by = at(row, V, V_BY, block, REAL)
-        basis_at = in_tile(row, BASIS, n * n, block, REAL)[None, :] + index * TILE
-        y, turned = tl.full((N, LANES), 0, REAL), tl.full((N, LANES), 0, REAL)
         for i in range(n):
             g_i = pick(g, index, i)[None, :]
             here = v_at[None, :] + (i * (i + 1) // 2 + index) * v_by
             inside = there & (index <= i)
             tl.store(here, weight * g_i * g + decay * tl.load(here, mask=inside, other=0), mask=inside)
-            u = tl.load(basis_at + i * (n * TILE), mask=there & (index < n), other=0)
-            y += u * pick(m, index, i)[None, :]
-            turned += u * g_i
+        basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)
+        y, turned = m, g
+        for k in range(n - 1):
+            w, tau = reflection(basis_at, by, k, n, index, there)
+            y -= tau * tl.sum(w * y, 0)[None, :] * w
+            turned -= tau * tl.sum(w * turned, 0)[None, :] * w
 
-        eigenvalues_at = in_tile(row, EIGENVALUES, n, block, REAL)[None, :] + index * TILE
+        eigenvalues_at, by = in_tile(row, EIGENVALUES, n, block, REAL)
+        eigenvalues_at = eigenvalues_at[None, :] + index * by[None, :]
         d = decay * tl.load(eigenvalues_at, mask=there & (index < n), other=0) + weight * turned * turned
         tl.store(eigenvalues_at, d, mask=there & (index < n))
         finite = tl.sum(d * 0, 0) == 0
@@ -335,11 +348,11 @@ def turn(
             power = tl.where(index < n, power * power, 0.0)
             tally_(sums, tile, tiles, tl.sum(f.to(tl.float64) * power, 0), tl.sum(power, 0), row)
         y = tl.where(index < n, clipped(f, row, REAL) * y, 0.0)
-        move = tl.full((N, LANES), 0, REAL)
-        for i in range(n):
-            u = tl.load(basis_at + i * (n * TILE), mask=there & (index < n), other=0)
-            move = tl.where(index == i, tl.sum(u * y, 0)[None, :], move)
-        x = term(row, SHRINK, REAL) * x - tl.where(finite[None, :], move, float("nan"))
+        basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)
+        for back in range(n - 1):
+            w, tau = reflection(basis_at, by, n - 2 - back, n, index, there)
+            y -= tau * tl.sum(w * y, 0)[None, :] * w
+        x = term(row, SHRINK, REAL) * x - tl.where(finite[None, :], y, float("nan"))
         tl.store(x_at, x, mask=exists)
 
 
@@ -409,9 +422,8 @@ def redo(
         y = tl.sum(U * m[:, None], 0)
         d = (tl.sum(tl.where(i == j, A, 0.0), 0) * scale).to(REAL)
         if HAS_BASIS:
-            tl.store(in_tile(row, EIGENVALUES, n, block, REAL) + index * TILE, d, mask=index < n)
-            here = in_tile(row, BASIS, n * n, block, REAL) + (i * n + j) * TILE
-            tl.store(here, U.to(REAL), mask=(i < n) & (j < n))
+            eigenvalues_at, by = in_tile(row, EIGENVALUES, n, block, REAL)
+            tl.store(eigenvalues_at + index * by, d, mask=index < n)
         if HAS_LARGEST:
             largest_at, by = at(row, LARGEST, LARGEST_BY, block, REAL)
             alone = tl.full((1,), 0, tl.int32)
@@ -424,3 +436,13 @@ def redo(
             tl.atomic_add(sums + tiles + code // LANES, tl.sum(power, 0) / (c * c))
         s = tl.where(index < n, clipped(f, row, REAL), 0.0)
         tl.store(x_at, x - tl.sum(U * (s * y)[None, :], 1).to(REAL), mask=exists)
+        if HAS_BASIS:
+            basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)
+            for k in range(n - 1):  # each column in turn is taken to ±e_k, see `kernels.reflections`
+                column = tl.where((index >= k) & (index < n), tl.sum(tl.where(j == k, U, 0.0), 1), 0.0)
+                head = tl.sum(tl.where(index == k, column, 0.0), 0)
+                norm = tl.sqrt(tl.sum(column * column, 0))
+                w = tl.where(index == k, 1.0, column / (head + tl.where(head < 0, -norm, norm)))
+                U -= (2 / tl.sum(w * w, 0)) * w[:, None] * tl.sum(w[:, None] * U, 0)[None, :]
+                here = basis_at + (k * (n - 1) - k * (k - 1) // 2 + index - k - 1) * by
+                tl.store(here, w.to(REAL), mask=(index > k) & (index < n))

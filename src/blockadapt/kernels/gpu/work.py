@@ -150,10 +150,10 @@ class WorkList:
         shape |= {"MEASURED": self._tally is not None, "enable_fp_fusion": True}
         N = triton.next_power_of_2(n)
         most = processors(device) * WARPS_PER_PROCESSOR
-        if not self._refresh:
+        if not self._refresh and n > 1:  # blocks of 1 keep nothing
             shape |= {"N": N, "num_warps": max(1, N * dtype.itemsize // 64)}
             return [Launch(step.turn, min(tiles, most), (table, owners, sums, tiles, n), shape)]
-        shape["HAS_BASIS"] = has_basis
+        shape["HAS_BASIS"] = has_basis and n > 1
         sweeps = sweeps_allowed(n)
         rows = step.scratch_rows(n, sweeps)
         programs = min(tiles, most, max(1, SCRATCH // (rows * lanes * dtype.itemsize)))

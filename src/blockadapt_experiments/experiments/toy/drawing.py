@@ -43,7 +43,7 @@ def contours(panel: Any, first: np.ndarray, second: np.ndarray, loss: np.ndarray
 
 
 def level_set(losses: Sequence[np.ndarray]) -> np.ndarray:
-    """Levels that all these landscapes share, denser below: those of a round bowl are evenly spaced circles.
+    """Choose levels that all these landscapes share, denser below: those of a round bowl are evenly spaced circles.
 
     The highest tenth of the loss, at the corners, would flatten all else.
     """
@@ -54,7 +54,7 @@ def level_set(losses: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def draw_landscapes(summary: Summary, directory: Path) -> Sequence[Path]:
-    """Landscapes of the first problems: one a row, a column for each kind of pair, one scale within a row."""
+    """Draw landscapes of the first problems: one a row, a column for each kind of pair, one scale within a row."""
     found = {seed: [summary.arrays(arm, "", seed) for arm in summary.arms] for seed in summary.seeds}
     shown = [(seed, arrays) for seed, arrays in found.items() if all(arrays)][:SHOWN]
     if not shown:
@@ -77,7 +77,7 @@ def draw_landscapes(summary: Summary, directory: Path) -> Sequence[Path]:
 
 
 def draw_paths(summary: Summary, directory: Path) -> Sequence[Path]:
-    """A row for each landscape, a column for each arm: the paths from all starts, over the loss."""
+    """Draw the paths from all starts over the loss: a row for each landscape, a column for each arm."""
     runs = {variant: {arm: _paths(summary, arm, variant) for arm in summary.arms} for variant in summary.variants}
     shown = {variant: by_arm for variant, by_arm in runs.items() if all(by_arm.values())}
     if not shown:
@@ -104,6 +104,6 @@ def draw_paths(summary: Summary, directory: Path) -> Sequence[Path]:
 
 
 def _paths(summary: Summary, arm: str, variant: str) -> list[dict[str, np.ndarray]]:
-    """The arrays of the first starts: more than a few paths hide each other."""
+    """Return the arrays of the first starts: more than a few paths hide each other."""
     found = (summary.arrays(arm, variant, seed) for seed in summary.seeds)
     return [arrays for arrays in found if arrays][:STARTS]

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from blockadapt import BlockAdam
 from blockadapt.validation import require
-from blockadapt_experiments.commands.bench import Row, Turn, milliseconds, ratio, take_turns
+from blockadapt_experiments.commands.bench.measuring import Row, Turn, milliseconds, ratio, take_turns
 from blockadapt_experiments.models.lenets import lenet_300_100
 
 Make = Callable[[Any], Optimizer]

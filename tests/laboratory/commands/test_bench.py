@@ -1,0 +1,74 @@
+"""What `blockadapt bench` says of what it measured."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from blockadapt import BlockAdam
+from blockadapt_experiments.commands.bench.measuring import (
+    Row,
+    floats_a_parameter,
+    one_thread,
+    ratio,
+    take_turns,
+    timed_step,
+)
+from blockadapt_experiments.commands.display import bench_table
+
+
+def test_the_value_lies_within_its_own_quartiles() -> None:
+    """Ratios of medians would not: here 3 / 2, outside of [2, 4]."""
+    times = {"above": [1.0, 3.0, 4.0], "below": [0.5, 2.0, 1.0], "third": [1.0, 1.0, 1.0]}
+    value, low, high = ratio(times, "above", "below")
+    assert (value, low, high) == (2.0, 1.5, 4.0)
+    assert low <= value <= high
+
+
+@pytest.mark.parametrize(
+    ("value", "floor", "goal", "reached"),
+    [
+        (0.7, "≤ 1.2", "≤ 0.8", "goal"),
+        (1.2, "≤ 1.2", "≤ 0.8", "floor"),
+        (1.3, "≤ 1.2", "≤ 0.8", "MISSED"),
+        (61.0, "≥ 25", "≥ 60", "goal"),
+        (30.0, "≥ 25", "≥ 60", "floor"),
+        (20.0, "≥ 25", "≥ 60", "MISSED"),
+        (2.0, "–", "≤ 1", ""),
+        (2.0, "–", "–", ""),
+    ],
+)
+def test_a_missed_floor_is_marked(value: float, floor: str, goal: str, reached: str) -> None:
+    row = Row("measure", value, value, value, floor, goal, "")
+    assert row.reached == reached
+    console = Console(file=io.StringIO(), width=200)
+    console.print(bench_table([row]))
+    assert ("MISSED" in console.file.getvalue()) == (reached == "MISSED")  # type: ignore[attr-defined]
+
+
+def test_contenders_take_turns_and_the_first_two_rounds_do_not_count() -> None:
+    order: list[str] = []
+
+    def turn(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    times = take_turns({"a": lambda: turn("a"), "b": lambda: turn("b")}, 3)
+    assert order == ["a", "b"] * 5
+    assert times == {"a": [5.0, 7.0, 9.0], "b": [6.0, 8.0, 10.0]}
+
+
+def test_state_is_counted_without_counters_and_steps_are_taken_on_one_thread() -> None:
+    param = nn.Parameter(torch.zeros(10, 4))
+    optimizer = BlockAdam([param], backend="eigh")
+    before = torch.get_num_threads()
+    with one_thread():
+        assert torch.get_num_threads() == 1
+        timed_step(optimizer, [param], repeats=3)()
+    assert torch.get_num_threads() == before
+    assert int(optimizer.state[param]["step"]) == 3
+    assert floats_a_parameter(optimizer) == 6.5
