@@ -242,8 +242,8 @@ class BlockOptimizer(TracedStep, Optimizer):
     def _prepare(self, unit: Unit, update: Update, known: dict[Any, Coefficients]) -> None:
         """Put one unit's part of the step into `update`; changes nothing.
 
-        `known` has the coefficients that other units needed: parameters of a group are almost always at the same step.
-        A unit whose counter lies on a device has its own there.
+        `known` has what other units needed: parameters of a group are almost always at the same step. A unit whose
+        counter lies on a device has its own there.
         """
         group, held = unit.group, [self.state.get(param, {}) for param in unit.params]
         coefficients, step = known.get(unit), 0
@@ -278,6 +278,8 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, Coefficients]:
         """The coefficients of units whose steps only their devices count, many units at a time."""
+        if not any(group["capturable"] for group in self.param_groups):
+            return {}
         alike: dict[tuple[int, torch.dtype, torch.device], list[Unit]] = {}
         for unit in units:
             if unit.group["capturable"]:

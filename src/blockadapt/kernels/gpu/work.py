@@ -16,9 +16,10 @@ from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Place, Segment, Tally
 from blockadapt.kernels.gpu import step
-from blockadapt.kernels.gpu.safety import check_place, gradient_address
+from blockadapt.kernels.safety import check_place, gradient_addresses, reach_bytes
 from blockadapt.kernels.transfer import is_capturing, sent, term_table
 
+OWNER = "TritonKernel"
 _REALS = {torch.float32: tl.float32, torch.float64: tl.float64}
 _ADDRESSES = ("x", "m", "second_moment", "largest", "basis", "eigenvalues")
 _STRIDED = ("x", "m", "second_moment", "largest")
@@ -97,8 +98,10 @@ class WorkList:
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         for place in places:
-            check_place(place, batch)
+            check_place(OWNER, place, batch)
         self._places = [weakref.ref(place) for place in places]
+        self._reaches = np.array([reach_bytes(place) for place in places])
+        self._offsets = np.array([place.offset * place.x.itemsize for place in places])
         self._batch, self._refresh, self._keeps, self._tally = batch, refresh, places[0].keeps, tally
         self._lanes = lanes_on(batch.device, max(place.num_blocks for place in places))
         tiles = [triton.cdiv(place.num_blocks, self._lanes) for place in places]
@@ -119,7 +122,8 @@ class WorkList:
     def ready(self, segments: Sequence[Segment]) -> Step:
         """This step's launches, compiled; the table of its gradients and coefficients is on its way to the device."""
         batch = self._batch
-        grads = [gradient_address(segment.place, segment.grad, batch) for segment in segments]
+        begins = gradient_addresses(OWNER, [segment.grad for segment in segments], batch, self._reaches)
+        grads = (begins + self._offsets).tolist()
         with _on(batch.device):
             terms = term_table([segment.coefficients for segment in segments], batch.device, torch.float64)
             table = torch.cat([self._table, _column(grads, batch.device), terms.view(torch.int64)], dim=1)
