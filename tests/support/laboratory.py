@@ -19,8 +19,8 @@ from blockadapt_experiments.core.experiment import Task
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import Outcome, Row
+from blockadapt_experiments.running.jobs import Leg
 from blockadapt_experiments.running.runner import Request, run_jobs
-from blockadapt_experiments.running.workers import Leg
 
 EXPERIMENT = "mnist-lenet300"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
@@ -118,5 +118,6 @@ def through_a_file(state: Any) -> Any:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one has started (Linux)."""
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()]
+    """The processes that this one has started, from any of its threads (Linux)."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(word) for thread in threads for word in (thread / "children").read_text(encoding="utf-8").split()]

@@ -18,10 +18,11 @@ from blockadapt.kernels.cpu import (
     step,
     thresholds,
     tile_io,
+    tridiagonal,
     work,
 )
 
-MODULES = effective, eigensolver, jacobi, kept_basis, new_basis, ones, scratch, step, thresholds, tile_io
+MODULES = effective, eigensolver, jacobi, kept_basis, new_basis, ones, scratch, step, thresholds, tile_io, tridiagonal
 
 
 @pytest.fixture

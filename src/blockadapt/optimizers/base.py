@@ -68,6 +68,10 @@ CAPTURABLE = ("cuda", "xpu", "hpu", "privateuseone", "xla")
 
 Closure = Callable[[], Any]
 
+# torch wraps its own so that torch.compile leaves it alone, and the wrapper imports the compiler: 1.4 s in every first
+# constructor of a process, also where nothing but a plan is made.
+_add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
+
 
 class BlockOptimizer(TracedStep, Optimizer):
     """Base of the family. A subclass names its options and says how the moments and the step size move.
@@ -478,7 +482,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         """Add a param group; its options are checked before anything is kept."""
         self._require_listed_once(param_group)
         before = len(self.param_groups)
-        super().add_param_group(param_group)
+        _add_param_group(self, param_group)
         group = self.param_groups[-1]
         lr = group["lr"]
         group.setdefault("peak_lr", lr.clone() if isinstance(lr, Tensor) else lr)
