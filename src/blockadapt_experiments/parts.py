@@ -84,12 +84,13 @@ def code_of(names: Iterable[str]) -> dict[str, str]:
     return {name: ORIGINS[name].sha256 for name in names if name in ORIGINS}
 
 
-def load_file(path: Path) -> None:
+def load_file(file: str | Path) -> None:
     """Import a Python file, which registers its parts.
 
     Raises:
         ValueError: It cannot be read, or fails; the sentence says where.
     """
+    path = Path(file)
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -153,6 +154,6 @@ def load_origins(origins: Iterable[Origin]) -> None:
         if not file:
             importlib.import_module(module)
             continue
-        load_file(Path(file))
+        load_file(file)
         if module not in sys.modules:
             raise ValueError(f"load: {file} has changed since it was loaded.")

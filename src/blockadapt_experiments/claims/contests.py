@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from blockadapt_experiments.claims.claim import Verdict
-from blockadapt_experiments.claims.verdicts import BySeed, together
+from blockadapt_experiments.claims.verdicts import BySeed, difference, is_below_zero, mean_words, together
 from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.results.recorded_runs import Run
 from blockadapt_experiments.results.summary import Summary, oscillation
@@ -83,6 +83,35 @@ def verdict(parts: Sequence[Part], lead: str = "") -> Verdict:
     if not parts:
         return Verdict(None, "The methods that the paper compares did not run together.")
     return Verdict(together(part.held for part in parts), f"{lead}{'; '.join(part.words for part in parts)}.")
+
+
+class Measure(NamedTuple):
+    """What two arms are compared by: a metric of which less is better, its name and the unit of a difference."""
+
+    metric: str
+    name: str
+    unit: str
+
+
+def judge_ends(summary: Summary, ours: str, others: Sequence[str] | None, measure: Measure) -> Verdict:
+    """Judge whether one arm ends lower than each of these others, or than all; by runs of the same seed."""
+    parts = []
+    for other in rivals(summary, ours, others):
+        apart = difference(*(finals(summary, arm, measure.metric) for arm in (ours, other)))
+        parts.append(Part(is_below_zero(apart), f"{mean_words(apart)} {measure.unit} against {summary.label(other)}"))
+    return verdict(parts, f"{measure.name} of {summary.label(ours)} at the end: ")
+
+
+def judge_equal_time(summary: Summary, ours: str, measure: Measure) -> Verdict:
+    """Judge whether one arm is lower than each of the others when the faster of the two is done."""
+    parts = []
+    for other in rivals(summary, ours):
+        then = at_equal_time(summary, ours, other, measure.metric)
+        apart = difference(then.first, then.second)
+        done = f"{' and '.join(f'{share:.0%}' for share in then.shares)} of the {summary.experiment.axis}s done"
+        words = f"{mean_words(apart)} {measure.unit} against {summary.label(other)} ({done})"
+        parts.append(Part(is_below_zero(apart), words))
+    return verdict(parts, f"{measure.name} of {summary.label(ours)}: ")
 
 
 def _finished(summary: Summary, arm: str, variant: str = "") -> list[Run]:

@@ -10,6 +10,11 @@ Before that, the first `warmup` of the training has αₜ = α · t/w, t countin
 
 A schedule sets the `lr` of every param group from the one that it started with, so that nothing accumulates and the end
 of a clipped spectrum, which is final_lr · lr/lr₀, follows.
+
+torch's schedulers follow the same rules, and tests hold ours to LambdaLR, MultiStepLR, ReduceLROnPlateau, LinearLR and
+CosineAnnealingLR. They are not used, for three reasons. They multiply the last rate again and again, which rounds at
+every step. They count their own steps, where minibatches that grow make epochs of fewer steps and progress is counted
+in planned epochs. And none of them has a warm-up before a rule that watches a validation value.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str
         if name not in theirs:
             continue
         key = "" if name == "settings" else name
-        different = first_difference(ours[name], theirs.get(name), key)
+        different = first_difference(ours[name], theirs[name], key)
         if different:
             raise ValueError(refusal("run", different.key, f"{different.theirs!r} as in {where}", different.ours))
 
@@ -96,11 +96,13 @@ class RunRecord:
     Args:
         out: The directory of the experiment.
         key: Which run.
+        trial: What the run tries, if it is a trial of tuning. A trial keeps no arrays.
     """
 
-    def __init__(self, out: Path, key: RunKey) -> None:
-        self.key = key
-        self.folder = out / "runs" / key.arm / (key.variant or "-") / f"seed-{key.seed}"
+    def __init__(self, out: Path, key: RunKey, trial: str = "") -> None:
+        self.key, self.trial = key, trial
+        place = out / ("tuning" if trial else "runs") / key.arm / (key.variant or "-") / trial
+        self.folder = place / f"seed-{key.seed}"
         self.error = self.folder / "error.txt"
         self.metrics = self.folder / "metrics.jsonl"
         self._about = self.folder / "run.json"
@@ -129,6 +131,12 @@ class RunRecord:
         """What the run was begun with; None if it was not."""
         fields = {"environment": dict}
         return read_json(self._about, "run", fields) if self._about.exists() else None
+
+    @property
+    def held(self) -> bool:
+        """Whether another process has the run in hand."""
+        with self.locked() as ours:
+            return not ours
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
@@ -231,7 +239,7 @@ class RunRecord:
 
     def finish(self, outcome: Outcome, peak_memory_bytes: int) -> None:
         """Write what is left to say; from now on the run is finished."""
-        if outcome.arrays:
+        if outcome.arrays and not self.trial:
             with atomic(self._arrays) as file:
                 _write_arrays(file, outcome.arrays)
         seconds = sum(json.loads(line)["seconds"] for line in self._timing.read_text(encoding="utf-8").splitlines())

@@ -118,7 +118,7 @@ REFUSED = {
     "schedule.kind=exponential": (
         "mnist-lenet300: `schedule.kind` must be one of 'constant', 'step', 'dev', 'sqrt', 'cosine', got 'exponential'."
     ),
-    "data=cifar": "mnist-lenet300: `data` must be one of 'mnist', 'digits', got 'cifar'.",
+    "data=cifar": "settings: `data` must be one of 'mnist', 'digits', got 'cifar'.",
     "tune.low=0": "tune: `low` must be a finite number > 0, got 0.0.",
     "tune.high=1e-9": "tune: `high` must be a finite number in (0.001, inf), got 1e-09.",
     "tune.trials=1": "tune: `trials` must be an integer >= 2, got 1.",

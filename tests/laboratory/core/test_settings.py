@@ -74,7 +74,7 @@ REFUSED = {
     ("b=block-adam,block_size=0",): "optimizer: `block_size` must be an integer >= 1, got 0.",
     ("b=block-adam,block_size=many",): "settings: `arms.b.block_size` must be an integer, got 'many'.",
     ("b=adam,lr=0",): "settings: `arms.b.lr` must be a finite number > 0, got 0.0.",
-    ("adam=adam,eps=1e-3",): "settings: `arms.adam` must be another name than that of an optimizer, got adam.",
+    ("adam=sgd,momentum=0.5",): "settings: `arms.adam` must be another name than that of another optimizer, got adam.",
     ("b=sgd", "b=adam"): "run: `arm` must be given once for each name, got 'b=adam'.",
     ("b",): f"{NAME} 'b'.",
     ("../b=adam",): f"{NAME} '../b=adam'.",

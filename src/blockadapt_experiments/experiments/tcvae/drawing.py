@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from blockadapt_experiments.data.sprites import NAMES
-from blockadapt_experiments.drawing.colours import style_of
+from blockadapt_experiments.drawing.colours import styles_of
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.summary import Summary
@@ -57,10 +57,10 @@ def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
     seeds = f"{len(summary.seeds)} seeds, mean and 95% interval" if len(summary.seeds) > 1 else "one seed"
     figure.suptitle(f"Mutual Information Gap against β\n{_data(summary)}, {seeds}", fontsize=11)
     panel = figure.subplots()
-    order = np.argsort(betas)
+    order, styles = np.argsort(betas), styles_of(summary.arms)
     for number, (arm, (mean, half)) in enumerate(found.items()):
         x = betas[order] + DODGE * (number - (len(found) - 1) / 2)
-        style = {**style_of(arm, number).line(), "marker": "o", "markersize": 4, "capsize": 3, "elinewidth": 1}
+        style = {**styles[arm].line(), "marker": "o", "markersize": 4, "capsize": 3, "elinewidth": 1}
         panel.errorbar(x, mean[order], half[order], label=summary.label(arm), **style)
     panel.set_xticks(betas)
     panel.set_xlim(betas.min() - 0.5, betas.max() + 0.5)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from blockadapt.validation import require, require_integer
 from blockadapt_experiments.claims.claim import Claim, Verdict
@@ -167,6 +168,7 @@ TOY_ADAGRAD = Experiment(
     name="toy-adagrad",
     title="AdaGrad with a full matrix against a diagonal, on a network of ten weights",
     section="Section 2; appendix A, figure 6",
+    dtype=torch.float64,
     config=AdagradSettings,
     axis="step",
     metrics=(

@@ -273,6 +273,7 @@ TOY_TRAJECTORIES = Experiment(
     name="toy-trajectories",
     title="RMSprop with one 2 × 2 block against a diagonal, on the loss over two weights",
     section="Section 2, figure 2",
+    dtype=torch.float64,
     config=TrajectorySettings,
     axis="step",
     metrics=(
