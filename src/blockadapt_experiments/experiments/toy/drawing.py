@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patheffects import Normal, Stroke
 
-from blockadapt_experiments.drawing.colours import style_of
+from blockadapt_experiments.drawing.colours import styles_of
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.summary import Summary
 
@@ -89,7 +89,7 @@ def draw_paths(summary: Summary, directory: Path) -> Sequence[Path]:
             loss, centre = paths[0]["loss"], paths[0]["centre"]
             offsets = GRID_REACH * summary.settings["reach"] * np.linspace(-1, 1, len(loss))
             painted = contours(panel, centre[0] + offsets, centre[1] + offsets, loss, level_set([loss]))
-            colour = style_of(arm, summary.arms.index(arm)).line()["color"]
+            colour = styles_of(summary.arms)[arm].line()["color"]
             for run in paths:
                 panel.plot(*run["path"].T, linewidth=1, color=colour, path_effects=OUTLINED)
                 panel.plot(*run["path"][0], marker="o", markersize=4, color=colour, path_effects=OUTLINED)
