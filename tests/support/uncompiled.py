@@ -14,14 +14,29 @@ from blockadapt.kernels.cpu import (
     kept_basis,
     new_basis,
     ones,
+    reflections,
     scratch,
     step,
     thresholds,
     tile_io,
+    tridiagonal,
     work,
 )
 
-MODULES = effective, eigensolver, jacobi, kept_basis, new_basis, ones, scratch, step, thresholds, tile_io
+MODULES = (
+    effective,
+    eigensolver,
+    jacobi,
+    kept_basis,
+    new_basis,
+    ones,
+    reflections,
+    scratch,
+    step,
+    thresholds,
+    tile_io,
+    tridiagonal,
+)
 
 
 @pytest.fixture
