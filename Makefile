@@ -29,8 +29,7 @@ browser:  ## install Debian's Chromium, which tests of the report's page need; t
 docs: $(READY)  ## build the documentation site into site/; fails on a broken link and on a name without documentation
 	@$(BIN)/python -c "import mkdocs, mkdocstrings" 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
-	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
-	@echo "site/index.html"
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build
 
 pictures: $(READY)  ## draw the documents' pictures anew; the training behind learning-rates.svg only with its own script
 	for picture in groupings clipping valley "learning_rates --draw"; do \

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from blockadapt import plan
+from support.parts import nothing_registered
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -62,10 +63,12 @@ def shell(document: Path) -> str:
 @each_document
 def test_the_python_examples_run_in_order(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")  # a reader is in the checkout
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for line, source in fenced(document, "python", "py"):
-        code = compile("\n" * (line - 1) + source, str(document), "exec")  # so that a traceback names the line
-        exec(code, namespace)
+    with nothing_registered():
+        for line, source in fenced(document, "python", "py"):
+            code = compile("\n" * (line - 1) + source, str(document), "exec")  # so that a traceback names the line
+            exec(code, namespace)
 
 
 def test_the_readmes_first_example_trains_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +232,7 @@ def test_the_costs_of_many_processes_are_those_of_the_plan() -> None:
             "`process_group=`: received in a step": received,
             "`process_group=`: second copy in a step": size * (1 + 1 / ranks),
             "DDP: gradients received in a step": 2 * received,
-            "FSDP2: received by the optimizer": 24 * (ranks - 1),
+            "FSDP2: received by the optimizer": 24 * (ranks > 1),
         }
         for label, value in expected.items():
             assert figure(cells[label][column]) == pytest.approx(value, rel=0.02), (label, ranks)

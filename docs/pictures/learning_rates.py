@@ -31,7 +31,7 @@ LAST = 30
 
 
 def windows(seed: int) -> Iterator[Tensor]:
-    """Minibatches of CONTEXT + 1 characters of the licence, as numbers."""
+    """Yield minibatches of CONTEXT + 1 characters of the licence, as numbers."""
     letters = sorted(set(TEXT.read_text(encoding="utf-8")))
     text = torch.tensor([letters.index(letter) for letter in TEXT.read_text(encoding="utf-8")])
     draw = torch.Generator().manual_seed(seed)

@@ -50,7 +50,7 @@ def compile_kernels(dtypes: Sequence[str] = DTYPES) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 0, or 1 and one sentence on stderr if nothing could be kept."""
+    """Run the command. It returns 0, or 1 with one sentence on stderr if nothing could be kept."""
     argparse.ArgumentParser(prog="python -m blockadapt.compile", description=__doc__).parse_args(arguments)
     try:
         compile_kernels()

@@ -39,7 +39,7 @@ class _Rule(NamedTuple):
 def param_groups(
     model: nn.Module, *, embeddings: str = "output", decay_norms_and_biases: bool = True, **defaults: Any
 ) -> list[dict[str, Any]]:
-    """Param groups of a model, named, each kind of layer with its grouping.
+    """Make named param groups of a model, and give each kind of layer its grouping.
 
     | parameter | grouping | so that a block lies within |
     |---|---|---|
@@ -124,12 +124,12 @@ def _rule(module: nn.Module, name: str, param: Tensor) -> _Rule:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Whether this is Hugging Face's `Conv1D`, a Linear that stores [in, out]; known without importing it."""
+    """Tell whether this is Hugging Face's `Conv1D`, a Linear that stores [in, out]; known without importing it."""
     return any(cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") for cls in type(module).__mro__)
 
 
 def _heads(model: nn.Module, tables: Sequence[nn.Embedding | nn.EmbeddingBag]) -> list[nn.Linear]:
-    """The Linear layers whose outputs are the words of an embedding."""
+    """Return the Linear layers whose outputs are the words of an embedding."""
     asked = [getattr(module, "get_output_embeddings", None) for module in model.modules()]
     answers = [ask() for ask in asked if ask is not None]
     if answers:
@@ -143,7 +143,7 @@ def _heads(model: nn.Module, tables: Sequence[nn.Embedding | nn.EmbeddingBag]) -
 
 
 def _block_size_within_heads(attention: nn.Module, module: nn.Module, param: Tensor, block_size: int) -> int | None:
-    """The block size, at most the one asked for, with which no block straddles heads, or else q, k and v.
+    """Return the block size, at most the one asked for, with which no block straddles heads, or else q, k and v.
 
     None where that is the one asked for, or where it would be less than half of it.
     """

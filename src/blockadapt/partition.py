@@ -110,7 +110,7 @@ class IndexGroups:
 
 
 def _integers(group: Any) -> list[int] | None:
-    """The members of a group as ints, from NumPy and torch too; None if they are not integers."""
+    """Return the members of a group as ints, from NumPy and torch too; None if they are not integers."""
     try:
         members = list(group)
         return None if any(isinstance(member, bool) for member in members) else list(map(operator.index, members))
@@ -163,14 +163,14 @@ class Partition:
         return 1 if row % max(1, self.columns) == 0 else self.n // math.gcd(self.n, row)
 
     def between(self, first: int, last: int, shards: int = 0) -> Partition:
-        """The partition of rows [first, last) alone, whose runs begin at row `first`."""
+        """Return the partition of rows [first, last) alone, whose runs begin at row `first`."""
         rows, columns = (last - first, *self.rows[1:]), self.columns
         if self.rows[0] != self.length:  # all coordinates are one line
             rows, columns = self.rows, (last - first) * (self.columns // max(1, self.length))
         return replace(self, rows=rows, columns=columns, length=last - first, whole=self, shards=shards)
 
     def border(self, row: int) -> int | None:
-        """Blocks before this row of the parameter's first axis; None where the row begins within a block.
+        """Count the blocks before this row of the parameter's first axis; None where the row begins within a block.
 
         So the blocks of rows [first, last) are those from border(first) to border(last), and who holds only these rows
         can hold only these blocks.
@@ -216,7 +216,7 @@ class Partition:
         return [(self.n, self.lines * runs) for runs in ((full, 1) if short else (full,))]
 
     def views(self, tensor: Tensor) -> list[Tensor] | None:
-        """Views [major, minor, k] of a tensor of the parameter's shape, or None if its strides do not allow them."""
+        """Return views [major, minor, k] of a tensor of the parameter's shape; None if its strides allow none."""
         if tensor.is_contiguous():  # one operation a view: what is staged is cut anew at each step
             start = tensor.storage_offset()
             return [tensor.as_strided(shape, strides, start + offset) for shape, strides, offset in self._places]
@@ -250,7 +250,7 @@ class Partition:
         return parts
 
     def state_views(self, state: Tensor) -> list[Tensor]:
-        """Views [major, minor, width] of a state tensor [num_blocks, width], in step with `views`."""
+        """Return views [major, minor, width] of a state tensor [num_blocks, width], in step with `views`."""
         full, short = divmod(self.extent, self.n)
         width = state.shape[1]
         if self.down:
@@ -263,7 +263,7 @@ class Partition:
 
 
 def block_flops(n: int) -> int:
-    """Floating-point operations to update V, solve a block of n and apply its spectral function.
+    """Count the floating-point operations that update V, solve a block of n and apply its spectral function.
 
     n = 1 has a closed form. Else 3n(n+1)/2 for V, 4n³/3 to reduce it to tridiagonal form, about 4n³ for the
     rotations that diagonalise that, and 8n² to carry m there and back.
@@ -276,7 +276,7 @@ Cut = Partition | IndexGroups
 
 
 def resolve(grouping: str, shape: Sequence[int]) -> str:
-    """The grouping that a parameter of this shape gets: `"auto"` decided, vectors chunked, scalars diagonal."""
+    """Return the grouping that a parameter of this shape gets: `"auto"` decided, vectors chunked, scalars diagonal."""
     if grouping in ("tensor", "diagonal", "chunk"):
         return grouping
     if len(shape) == 0:
@@ -311,12 +311,12 @@ def partition(shape: tuple[int, ...], grouping: str, block_size: int) -> Partiti
 
 @lru_cache(maxsize=64)
 def joint(total: int) -> IndexGroups:
-    """One block over `total` coordinates."""
+    """Make one block over `total` coordinates."""
     return IndexGroups([range(total)] if total else [])
 
 
 def index_groups(grouping: Grouping, params: Sequence[Tensor]) -> IndexGroups | None:
-    """The explicit blocks of a param group whose blocks may span parameters, else None."""
+    """Return the explicit blocks of a param group whose blocks may span parameters, else None."""
     if isinstance(grouping, IndexGroups):
         return grouping
     return joint(sum(param.numel() for param in params)) if grouping == "joint" else None

@@ -46,7 +46,7 @@ class PlanRow:
         return sum(self.sizes.values())
 
     def cells(self) -> tuple[str, ...]:
-        """The row of the table."""
+        """Return the row of the table."""
         shape = "×".join(map(str, self.shape))
         state = _state(self.state_bytes, self.rank_bytes)
         return (self.name, shape, self.grouping, _sizes(self.sizes), *state, _count(self.flops))
@@ -131,6 +131,9 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: 
         ranks: Processes that share the blocks out, as `process_group` does.
         **options: Options of `BlockAdam`. An optimizer has its own, and takes none here.
 
+    Raises:
+        TypeError: Options were given for an optimizer.
+
     Example:
         >>> print(plan(torch.nn.Linear(784, 10)))
         parameter  shape   grouping  blocks    state     flops a step
@@ -189,7 +192,7 @@ def _state_bytes(optimizer: BlockOptimizer, unit: Unit, cut: Cut, coordinates: i
 
 
 def _state(total: int, on_each: Sequence[int]) -> tuple[str, ...]:
-    """The state of all, and of the rank that has most of it, if there are several."""
+    """Return the state of all, and of the rank that has most of it, if there are several."""
     return (_bytes(total), _bytes(max(on_each))) if len(on_each) > 1 else (_bytes(total),)
 
 

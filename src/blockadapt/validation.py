@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_NO_DISPATCH = Tensor.__torch_dispatch__
+
 
 class Described(str):
     """A value that is told in words rather than by its repr."""
@@ -20,28 +22,42 @@ class Described(str):
 
 
 def refusal(owner: str, argument: str, rule: str, value: object) -> str:
-    """The one sentence that says what was wrong."""
+    """Return the one sentence that says what was wrong."""
     return f"{owner}: `{argument}` must be {rule}, got {value!r}."
 
 
 def require(ok: bool, owner: str, argument: str, rule: str, value: object) -> None:
-    """Raise ValueError with the one sentence unless `ok`."""
+    """Raise unless `ok`.
+
+    Raises:
+        ValueError: With the one sentence.
+    """
     if not ok:
         raise ValueError(refusal(owner, argument, rule, value))
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers lie where its strides say, or would lie there if it had any (FakeTensor).
+    """Tell whether a tensor's numbers lie where its strides say, or would lie there if it had any (FakeTensor).
 
     A sparse tensor, or another subclass that dispatches by itself, keeps them elsewhere.
     """
-    alone = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return (alone or not has_numbers(tensor)) and tensor.layout is torch.strided
+    return (_is_alone(tensor) or not has_numbers(tensor)) and tensor.layout is torch.strided
+
+
+def lies_in_memory(tensor: Tensor, device: torch.device) -> bool:
+    """Whether the numbers that torch sees are those at `data_ptr`: no wrapper, no lazy sign, no other device."""
+    plain = type(tensor).__torch_dispatch__ is _NO_DISPATCH and tensor.layout is torch.strided
+    return plain and (tensor.is_cpu if device.type == "cpu" else tensor.device == device) and not tensor.is_neg()
+
+
+def _is_alone(tensor: Tensor) -> bool:
+    """Whether no subclass dispatches for it."""
+    return type(tensor).__torch_dispatch__ is _NO_DISPATCH
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor has memory with numbers in it: not on the device "meta", and no FakeTensor."""
-    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+    """Tell whether a tensor has memory with numbers in it: not on the device "meta", and no FakeTensor."""
+    if _is_alone(tensor):
         return not tensor.is_meta
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -49,12 +65,12 @@ def has_numbers(tensor: Tensor) -> bool:
 
 
 def is_on_host(tensor: Tensor) -> bool:
-    """Whether the host reads a tensor's numbers: on the CPU, and where there is no float64, for which it is needed."""
+    """Tell whether the host reads a tensor's numbers: on the CPU, and on devices without float64, which it needs."""
     return tensor.device.type in ("cpu", "mps") and has_numbers(tensor)
 
 
 def is_number(value: object) -> bool:
-    """A real scalar, NumPy's too; not bool."""
+    """Tell whether a value is a real scalar, NumPy's too; bool is none."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -84,12 +100,12 @@ def _interval(least: float, above: float, below: float, most: float) -> str:
 
 
 def require_beta(owner: str, argument: str, value: Any) -> None:
-    """A decay rate lies in [0, 1)."""
+    """Raise unless `value` is a decay rate, which lies in [0, 1)."""
     require_number(owner, argument, value, least=0, below=1)
 
 
 def require_lr(owner: str, value: Any) -> None:
-    """A learning rate is a number or a one-element tensor, finite and not negative.
+    """Raise unless `value` is a learning rate: a number or one-element tensor, finite and not negative.
 
     One that lies on a device is taken at its word: to look at it would be to wait for the device.
     """

@@ -1,7 +1,7 @@
 """The laboratory: demos and experiments on top of `blockadapt`. The library never imports it.
 
-What parts of your own need can be imported from here, and `run` and `report` for notebooks. Each is loaded when it is
-asked for: commands that answer at once do not wait for torch.
+What parts of your own need can be imported from here, and `run` and `make_report` for notebooks. Each is loaded when
+it is asked for: commands that answer at once do not wait for torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 _PLACES = {
     "run": "api",
-    "report": "api",
+    "make_report": "api",
     "read": "report.reading",
     "load_file": "parts",
     "register_optimizer": "contenders.own",

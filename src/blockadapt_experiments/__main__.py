@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 EXTRA = {
+    "dask",
     "datasets",
+    "distributed",
     "jinja2",
     "matplotlib",
-    "optuna",
     "PIL",
     "pyarrow",
     "pydantic",

@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
-from blockadapt_experiments.commands.session import Session, carry_out
+from blockadapt_experiments.commands.session import carry_out, make_session
 from blockadapt_experiments.core.config import load
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.parts import ORIGINS, load_installed
 from blockadapt_experiments.report import write_report
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.summary import Summary
-from blockadapt_experiments.running.runner import Request, threads_for
+from blockadapt_experiments.running.runner import Request
 
 
 def run(
@@ -29,8 +29,9 @@ def run(
     settings: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
     jobs: int = 1,
+    cluster: str = "",
     tune: bool = False,
-    storage: str | None = None,
+    tune_over: Sequence[str] = (),
     quiet: bool = False,
 ) -> Summary:
     """Run an experiment, or what is left of it, as `blockadapt run` does; returns all that its directory holds.
@@ -45,8 +46,9 @@ def run(
         settings: Other settings, such as `{"optimizer.eps": 1e-8}`.
         data_dir: Where data sets or texts lie; the hub if not given.
         jobs: Runs at once.
+        cluster: The address of a Dask scheduler whose workers do the runs; they must see the same folders.
         tune: Whether to find learning rates first.
-        storage: Database to tune through.
+        tune_over: What else to tune, such as `["weight_decay=1e-4:1e-2"]`.
         quiet: Whether to say nothing.
 
     Raises:
@@ -59,16 +61,18 @@ def run(
     changes = [*([settings] if settings else []), selection, {"arms": dict(arms or {})}]
     made = load(get_experiment(experiment), scale, changes)
     folder = Path(out) if out is not None else Path("runs") / f"{experiment}-{scale}"
-    request = Request(experiment, scale, made, folder, Path(data_dir) if data_dir else None, threads_for(jobs))
-    if jobs > 1 and any(ORIGINS[name].module == "__main__" for name in request.code()):
+    request = Request(experiment, scale, made, folder, Path(data_dir) if data_dir else None)
+    if (jobs > 1 or cluster) and any(ORIGINS[name].module == "__main__" for name in request.code()):
         raise ValueError("run: `jobs` must be 1 for parts that only this process has; put them into a file.")
-    session = Session(request, jobs, _command(experiment, scale, changes, tune), Console(quiet=quiet))
-    if not carry_out(session, tune, storage):
+    command = _command(experiment, scale, changes, tune)
+    console = Console(quiet=quiet)
+    session = make_session(request, command, console, jobs=jobs, cluster=cluster, tune=tune, tune_over=tune_over)
+    if not carry_out(session, tune):
         raise RuntimeError(f"run: not all runs are finished; see error.txt below {folder}.")
     return read(folder)
 
 
-def report(*runs: str | Path, out: str | Path | None = None) -> Path:
+def make_report(*runs: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of the runs in a directory, or in several of one experiment; returns its page.
 
     Raises:

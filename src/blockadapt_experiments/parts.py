@@ -67,9 +67,16 @@ def register(kind: str, name: str, built_in: Iterable[str], code: Callable[..., 
         source = Path(file).read_bytes()
         digest = getattr(module, "__sha256__", hashlib.sha256(source).hexdigest())
     else:  # a notebook has no file, but its cells have a source
-        digest = hashlib.sha256(inspect.getsource(code).encode()).hexdigest()
+        digest = hashlib.sha256(_source(name, code).encode()).hexdigest()
     path = str(file) if code.__module__.startswith(LOADED) else ""
     ORIGINS[name] = Origin(kind, code.__module__, path, digest)
+
+
+def _source(name: str, code: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(code)
+    except OSError:
+        raise ValueError(f"register: {name!r} must come from a file or a notebook whose code can be read.") from None
 
 
 def code_of(names: Iterable[str]) -> dict[str, str]:
@@ -77,12 +84,13 @@ def code_of(names: Iterable[str]) -> dict[str, str]:
     return {name: ORIGINS[name].sha256 for name in names if name in ORIGINS}
 
 
-def load_file(path: Path) -> None:
+def load_file(file: str | Path) -> None:
     """Import a Python file, which registers its parts.
 
     Raises:
         ValueError: It cannot be read, or fails; the sentence says where.
     """
+    path = Path(file)
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -146,6 +154,6 @@ def load_origins(origins: Iterable[Origin]) -> None:
         if not file:
             importlib.import_module(module)
             continue
-        load_file(Path(file))
+        load_file(file)
         if module not in sys.modules:
             raise ValueError(f"load: {file} has changed since it was loaded.")

@@ -1,4 +1,4 @@
-"""Jobs for `test_workers.py`, in a module that a process loads in no time."""
+"""Jobs for `test_cluster.py`, in a module that a process loads in no time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from blockadapt_experiments.running.workers import THREAD_VARIABLES, Leg, Report
+from blockadapt_experiments.running.jobs import Leg, Report
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,26 @@ class Errand:
         report(Leg(1, 2, {"x": 0.5}))
         if self.what == "raise":
             raise UnpicklableError("no luck\nat all", report)
-        if self.what == "die":
+        if self.what == "die" or (self.what == "die once" and self._first()):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.what == "sleep":
             (self.folder / f"asleep-{os.getpid()}").touch()
-            time.sleep(60)
+            while True:
+                time.sleep(0.05)
+                report(Leg(1, 2, {}))
         report(Leg(2, 2, {}))
-        return {"threads": [os.environ.get(name) for name in THREAD_VARIABLES], "process": os.getpid()}
+        return {**{name: os.environ.get(name) for name in SHOWN}, "process": os.getpid()}
+
+    def _first(self) -> bool:
+        """Whether nobody has been here before."""
+        try:
+            (self.folder / "first").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+SHOWN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
 class UnpicklableError(RuntimeError):

@@ -26,10 +26,11 @@ def write_images(
     label: str = "label",
     parts: int = 1,
     first_label: int = 0,
+    labels: np.ndarray | None = None,
 ) -> None:
     """Parquet files as the hub has them: a struct of bytes and path, and a label."""
     folder.mkdir(parents=True, exist_ok=True)
-    labels = first_label + np.arange(len(images)) % 7
+    labels = first_label + np.arange(len(images)) % 7 if labels is None else labels
     for part, rows in enumerate(np.array_split(np.arange(len(images)), parts)):
         table = pa.table(
             {
@@ -38,3 +39,14 @@ def write_images(
             }
         )
         pyarrow.parquet.write_table(table, folder / f"{split}-{part:05}-of-{parts:05}.parquet")
+
+
+def write_cifar(folder: Path) -> Path:
+    """Noise in the files of CIFAR-10 and CIFAR-100."""
+    random = np.random.default_rng(0)
+    for name, label, classes in (("cifar10", "label", 10), ("cifar100", "fine_label", 100)):
+        for split, count in (("train", 60), ("test", 24)):
+            pixels = random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+            labels = random.integers(0, classes, count)
+            write_images(folder / name, split, pixels, image="img", label=label, labels=labels)
+    return folder

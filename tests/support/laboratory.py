@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -10,9 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from blockadapt_experiments.core.config import load
+from blockadapt_experiments.core.experiment import Task
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.running.runner import Request
+from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.results.measurements import Outcome, Row
+from blockadapt_experiments.running.jobs import Leg
+from blockadapt_experiments.running.runner import Request, run_jobs
 
 EXPERIMENT = "mnist-lenet300"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
@@ -66,6 +74,50 @@ def outcome(out: Path) -> dict[str, bytes]:
     return found
 
 
+def ignore(event: object) -> None:
+    """Nobody listens."""
+
+
+def stopped_and_gone_on(make: Callable[[Path], Request], folder: Path, leg: int) -> dict[str, bytes]:
+    """Stop every run of a request after this leg and let it go on; then the same without a stop, to the same bytes.
+
+    `SAVING_SHARE` must let every leg be saved.
+    """
+
+    def stop(event: object) -> None:
+        if isinstance(event, Leg) and event.done == leg:
+            raise KeyboardInterrupt
+
+    stopped, through = (run_jobs(make(folder / name), {}) for name in ("stopped", "through"))
+    for job in stopped:
+        with pytest.raises(KeyboardInterrupt):
+            job(stop)
+        torch.rand(5)  # what torch's generator gives meanwhile must not matter
+        job(ignore)
+    for job in through:
+        job(ignore)
+    assert outcome(folder / "stopped") == outcome(folder / "through")
+    for pair in zip(stopped, through, strict=True):
+        results = [read_json(job.record.folder / "result.json")["numbers"] for job in pair]
+        assert results[0] == results[1]
+    return outcome(folder / "through")
+
+
+def finish(task: Task, done: int = 0) -> tuple[list[Row], Outcome]:
+    """Do the legs that are left; gives all rows and the outcome."""
+    rows = [row for _ in range(done, task.legs) for row in task.advance()]
+    return rows, task.outcome()
+
+
+def through_a_file(state: Any) -> Any:
+    """What is left of a state that was saved and loaded."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def children(pid: int) -> list[int]:
-    """The processes that this one has started (Linux)."""
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()]
+    """The processes that this one has started, from any of its threads (Linux)."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(word) for thread in threads for word in (thread / "children").read_text(encoding="utf-8").split()]

@@ -19,10 +19,24 @@ from blockadapt.kernels.cpu import (
     step,
     thresholds,
     tile_io,
+    tridiagonal,
     work,
 )
 
-MODULES = effective, eigensolver, jacobi, kept_basis, new_basis, ones, reflections, scratch, step, thresholds, tile_io
+MODULES = (
+    effective,
+    eigensolver,
+    jacobi,
+    kept_basis,
+    new_basis,
+    ones,
+    reflections,
+    scratch,
+    step,
+    thresholds,
+    tile_io,
+    tridiagonal,
+)
 
 
 @pytest.fixture

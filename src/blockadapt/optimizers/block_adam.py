@@ -43,7 +43,8 @@ class BlockAdam(BlockOptimizer):
             `skipped_steps`, or `"propagate"` it unchecked.
         capturable: Whether a step may be captured in a CUDA graph: its counter lies with the parameter, and nothing
             waits for the device. It needs `on_nonfinite="propagate"` and `refresh_every=1`, and the clip never closes.
-        backend: The kernel: `"auto"` or `"eigh"`.
+        backend: Who moves the blocks: `"eigh"`, `"numba"`, `"triton"`, your own `Kernel`, or `"auto"`, which takes the
+            first of these that can.
         process_group: Processes that have the same parameters and gradients, as under DDP, and share the blocks out:
             each keeps the state of its own and moves them.
 

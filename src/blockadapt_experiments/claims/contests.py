@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from blockadapt_experiments.claims.claim import Verdict
-from blockadapt_experiments.claims.verdicts import BySeed, together
+from blockadapt_experiments.claims.verdicts import BySeed, difference, is_below_zero, mean_words, together
 from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.results.recorded_runs import Run
 from blockadapt_experiments.results.summary import Summary, oscillation
@@ -32,7 +32,7 @@ def rivals(summary: Summary, arm: str, others: Sequence[str] | None = None) -> l
 
 
 def finals(summary: Summary, arm: str, metric: str, variant: str = "") -> BySeed:
-    """The last value of each run; nan where it diverged, whatever was measured then."""
+    """Return the last value of each run; nan where it diverged, whatever was measured then."""
     return _by_seed(summary, arm, metric, lambda values: float(values[-1]), variant)
 
 
@@ -45,7 +45,7 @@ class EqualTime(NamedTuple):
 
 
 def at_equal_time(summary: Summary, first: str, second: str, metric: str) -> EqualTime:
-    """The last value that each of two arms had measured when the faster of them, at the same seed, was done."""
+    """Return the last value that each of two arms had measured when the faster of them, at the same seed, was done."""
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     shares: tuple[list[float], list[float]] = ([], [])
     runs = [{run.key.seed: run for run in _finished(summary, arm)} for arm in (first, second)]
@@ -64,7 +64,7 @@ def at_equal_time(summary: Summary, first: str, second: str, metric: str) -> Equ
 
 
 def means(summary: Summary, arm: str, metric: str, share: float = 1.0, log: bool = False) -> BySeed:
-    """The mean of each run over the first share of its epochs, of logarithms if asked; nan where it diverged."""
+    """Return the mean of each run over the first share of its epochs, of logarithms if asked; nan where it diverged."""
 
     def mean(values: np.ndarray) -> float:
         first = values[: max(1, math.ceil(share * values.size))]
@@ -74,15 +74,44 @@ def means(summary: Summary, arm: str, metric: str, share: float = 1.0, log: bool
 
 
 def oscillations(summary: Summary, arm: str, metric: str) -> BySeed:
-    """How much each run swings at its end; nan where it diverged."""
+    """Return how much each run swings at its end; nan where it diverged."""
     return _by_seed(summary, arm, metric, oscillation)
 
 
 def verdict(parts: Sequence[Part], lead: str = "") -> Verdict:
-    """What the parts say together, after a lead."""
+    """Return what the parts say together, after a lead."""
     if not parts:
         return Verdict(None, "The methods that the paper compares did not run together.")
     return Verdict(together(part.held for part in parts), f"{lead}{'; '.join(part.words for part in parts)}.")
+
+
+class Measure(NamedTuple):
+    """What two arms are compared by: a metric of which less is better, its name and the unit of a difference."""
+
+    metric: str
+    name: str
+    unit: str
+
+
+def judge_ends(summary: Summary, ours: str, others: Sequence[str] | None, measure: Measure) -> Verdict:
+    """Judge whether one arm ends lower than each of these others, or than all; by runs of the same seed."""
+    parts = []
+    for other in rivals(summary, ours, others):
+        apart = difference(*(finals(summary, arm, measure.metric) for arm in (ours, other)))
+        parts.append(Part(is_below_zero(apart), f"{mean_words(apart)} {measure.unit} against {summary.label(other)}"))
+    return verdict(parts, f"{measure.name} of {summary.label(ours)} at the end: ")
+
+
+def judge_equal_time(summary: Summary, ours: str, measure: Measure) -> Verdict:
+    """Judge whether one arm is lower than each of the others when the faster of the two is done."""
+    parts = []
+    for other in rivals(summary, ours):
+        then = at_equal_time(summary, ours, other, measure.metric)
+        apart = difference(then.first, then.second)
+        done = f"{' and '.join(f'{share:.0%}' for share in then.shares)} of the {summary.experiment.axis}s done"
+        words = f"{mean_words(apart)} {measure.unit} against {summary.label(other)} ({done})"
+        parts.append(Part(is_below_zero(apart), words))
+    return verdict(parts, f"{measure.name} of {summary.label(ours)}: ")
 
 
 def _finished(summary: Summary, arm: str, variant: str = "") -> list[Run]:

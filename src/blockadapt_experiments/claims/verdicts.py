@@ -14,23 +14,23 @@ BySeed = Mapping[int, float]
 
 
 def numbers(summary: Summary, arm: str, name: str, variant: str = "") -> BySeed:
-    """A number that the finished runs of an arm left, by seed."""
+    """Return a number that the finished runs of an arm left, by seed."""
     seeds = [run.key.seed for run in summary.of(arm, variant) if run.finished]
     return dict(zip(seeds, summary.number(arm, name, variant).tolist(), strict=True))
 
 
 def difference(first: BySeed, second: BySeed) -> np.ndarray:
-    """First minus second, over the seeds that both have."""
+    """Subtract the second from the first, over the seeds that both have."""
     return np.array([first[seed] - second[seed] for seed in first if seed in second])
 
 
 def log_ratio(first: BySeed, second: BySeed) -> np.ndarray:
-    """log(first / second), over the seeds that both have."""
+    """Compute log(first / second), over the seeds that both have."""
     return np.array([np.log(first[seed] / second[seed]) for seed in first if seed in second])
 
 
 def is_below_zero(values: np.ndarray) -> bool | None:
-    """Whether the 95% interval of the mean lies below zero; False if above, None if it does not tell."""
+    """Tell whether the 95% interval of the mean lies below zero; False if above, None if it does not tell."""
     mean, half = interval(values)
     if mean + half < 0:
         return True
@@ -38,7 +38,7 @@ def is_below_zero(values: np.ndarray) -> bool | None:
 
 
 def together(parts: Iterable[bool | None]) -> bool | None:
-    """True if all parts are, False if one is; None where these runs cannot tell, or there is no part."""
+    """Return True if all parts are, False if one is; None where these runs cannot tell, or there is no part."""
     found = list(parts)
     if False in found:
         return False
@@ -46,7 +46,7 @@ def together(parts: Iterable[bool | None]) -> bool | None:
 
 
 def mean_words(values: Iterable[float] | np.ndarray) -> str:
-    """`0.123 ± 0.045`: mean and 95% half width."""
+    """Write mean and 95% half width, as in `0.123 ± 0.045`."""
     mean, half = interval(np.fromiter(values, dtype=np.float64))
     if np.isnan(mean):
         return "no number"
@@ -54,7 +54,7 @@ def mean_words(values: Iterable[float] | np.ndarray) -> str:
 
 
 def ratio_words(log_ratios: np.ndarray) -> str:
-    """`×0.50 (0.40 to 0.63)`: geometric mean and its 95% interval."""
+    """Write the geometric mean and its 95% interval, as in `×0.50 (0.40 to 0.63)`."""
     mean, half = interval(log_ratios)
     if np.isnan(mean):
         return "no number"

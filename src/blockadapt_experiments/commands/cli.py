@@ -126,11 +126,14 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Where data sets or texts lie; the hub if not given.")
     ] = None,
     changes: Changes = None,
-    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, at most one a core.")] = 1,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs at once, at most one a core or a GPU.")] = 1,
+    cluster: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Do runs on the workers of this Dask scheduler, which see DIR too.")
+    ] = "",
     tune: Annotated[bool, typer.Option("--tune", help="Find learning rates first, on validation data.")] = False,
-    storage: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Database to tune through; DIR/tuning.db if not given."),
+    tune_over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=LOW:HIGH[:N]", help="Tune another setting too, such as weight_decay=1e-4:1e-2."),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's logs too.")] = False,
     load: Load = None,
@@ -144,32 +147,25 @@ def run(
     with _one_sentence():
         if not _load(load):
             require_known(experiment, scale)
-    from blockadapt_experiments.commands.session import Session, carry_out
+    from blockadapt_experiments.commands.session import carry_out, make_session
     from blockadapt_experiments.core import config
     from blockadapt_experiments.experiments.registry import get_experiment
-    from blockadapt_experiments.running.environment import available_cores
-    from blockadapt_experiments.running.runner import Request, threads_for
-    from blockadapt_experiments.running.storage import without_password
+    from blockadapt_experiments.running.runner import Request
 
-    words = sys.argv[1:]
-    if storage:  # the command is shown and kept, its password is not
-        words = [word.replace(storage, without_password(storage)) for word in words]
-    command = shlex.join(["blockadapt", *words])
+    command = shlex.join(["blockadapt", *sys.argv[1:]])
     out = out or Path("runs") / f"{experiment}-{scale}"
     with _one_sentence():
         chosen = [*(changes or ()), *_selection(seed, optimizers), *config.arm_changes(arm or ())]
         settings = config.load(get_experiment(experiment), scale, chosen)
-        cores = available_cores()
-        if jobs > cores:
-            say(Console(), f"--jobs {jobs} is more than the cores that there are; {cores} at once.")
-            jobs = cores
-        request = Request(experiment, scale, settings, out, data_dir, threads_for(jobs), tensorboard)
-        session = Session(request, jobs, command, Console())
+        request = Request(experiment, scale, settings, out, data_dir, tensorboard=tensorboard)
+        session = make_session(
+            request, command, Console(), jobs=jobs, cluster=cluster, tune=tune, tune_over=tune_over or ()
+        )
         if dry_run:
             session.show(tune)
             return
         try:
-            complete = carry_out(session, tune, storage)
+            complete = carry_out(session, tune)
         except KeyboardInterrupt:
             typer.echo(f"Interrupted; `{command}` goes on where this stopped.", err=True)
             raise typer.Exit(130) from None
@@ -265,21 +261,29 @@ def demo(
 def bench(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the numbers go.")] = Path("bench"),
     rounds: Annotated[int, typer.Option(metavar="N", min=5, help="Turns that each contender takes.")] = 30,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="With a GPU, such as cuda, its steps alone.")] = "cpu",
 ) -> None:
     """Measure speed and memory, as ratios within this run.
 
     Prints a table against floors and goals, and writes bench.json and environment.json. Takes a few minutes; leave the
-    machine alone meanwhile.
+    machine alone meanwhile. With a GPU it measures the steps of Adam, SOAP and Block-Adam there.
     """
     from blockadapt_experiments.commands.bench import SECTIONS
+    from blockadapt_experiments.commands.bench.gpu import contenders, gpu_rows, models, require_device
     from blockadapt_experiments.commands.bench_ranks import rank_rows
     from blockadapt_experiments.running.environment import environment
 
     with _one_sentence():
+        there = require_device(device)
         require_directory("bench", out)
     console = Console()
     rows: list[Row] = []
     sections = {**SECTIONS, "many processes": rank_rows}
+    if there.type != "cpu":
+        sections = {
+            name: lambda rounds, name=name: gpu_rows(there, rounds, contenders(), name)  # type: ignore[misc]
+            for name in models()
+        }
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
         task = progress.add_task("measuring", total=len(sections))
         for name, section in sections.items():

@@ -14,7 +14,7 @@ from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.drawing.colours import STYLES
 from blockadapt_experiments.files.png import write_png
 
-STYLE_BY_LABEL = {contender.label: STYLES[name].line() for name, contender in CONTENDERS.items()}
+STYLE_BY_LABEL = {CONTENDERS[name].label: style.line() for name, style in STYLES.items()}
 
 
 def write_plots(runs: Sequence[Run], subtitle: str, directory: Path) -> list[Path]:

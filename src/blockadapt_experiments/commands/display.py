@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from blockadapt_experiments.results.formats import NONE, number, setting
-from blockadapt_experiments.running.workers import Done, Event, Failed, Job, Leg, Note
+from blockadapt_experiments.running.jobs import Done, Event, Failed, Job, Leg, Note
 
 if TYPE_CHECKING:
     from blockadapt_experiments.commands.bench import Row as BenchRow
@@ -116,7 +116,7 @@ def runs_table(jobs: Sequence[RunJob]) -> Table:
     table = table_of(("run", "lr", "state"))
     for job in jobs:
         state = "finished" if job.record.finished else "begun" if job.record.begun else "new"
-        table.add_row(job.label, f"{job.lr:g}", state)
+        table.add_row(job.label, f"{job.choice.lr:g}", state)
     return table
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from blockadapt.validation import require
@@ -14,28 +18,66 @@ from blockadapt_experiments.commands.display import duration, estimates_table, j
 from blockadapt_experiments.core.config import plain
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import read_json, require_directory, write_json
+from blockadapt_experiments.parts import ORIGINS
 from blockadapt_experiments.running.environment import environment
 from blockadapt_experiments.running.estimate import dry_run, total_seconds
+from blockadapt_experiments.running.grids import Span, lr_span, parse_spans
+from blockadapt_experiments.running.jobs import Done, Engine, Failed, here
 from blockadapt_experiments.running.records import begin_experiment, joined
-from blockadapt_experiments.running.runner import Request, RunJob, check, run_jobs
-from blockadapt_experiments.running.storage import without_password
-from blockadapt_experiments.running.workers import Done, Failed, Job, work
+from blockadapt_experiments.running.runner import (
+    Choice,
+    Request,
+    RunJob,
+    check,
+    do_all,
+    most_jobs,
+    run_jobs,
+    threads_for,
+)
+from blockadapt_experiments.running.tuning import choices_of, tune
 
 
-def carry_out(session: Session, tune: bool, storage: str | None) -> bool:
+def make_session(
+    request: Request,
+    command: str,
+    console: Console,
+    *,
+    jobs: int = 1,
+    cluster: str = "",
+    tune: bool = False,
+    tune_over: Sequence[str] = (),
+) -> Session:
+    """Make an invocation from what a user asks for. There are no more jobs at once than this machine can do.
+
+    Raises:
+        ValueError: What is asked for does not go together, or is not of the form that it must have.
+    """
+    if tune_over and not tune:
+        raise ValueError("run: `tune_over` must be given together with --tune.")
+    if cluster and jobs > 1:
+        raise ValueError("run: `jobs` must be left out with --cluster, which does one run on each of its workers.")
+    if cluster:  # workers have working directories of their own
+        data = request.data_dir and request.data_dir.absolute()
+        request = replace(request, out=request.out.absolute(), data_dir=data)
+    most, what = most_jobs()
+    if jobs > most:
+        say(console, f"--jobs {jobs} is more than the {what} that there are; {most} at once.")
+        jobs = most
+    request = replace(request, threads=threads_for(0 if cluster else jobs))
+    return Session(request, jobs, command, console, cluster, parse_spans(tune_over))
+
+
+def carry_out(session: Session, tune: bool) -> bool:
     """Check, tune if asked, and run; returns whether all runs are finished now, and none failed.
 
     Raises:
         ValueError: It cannot work; nothing was written.
     """
-    out = session.request.out
-    if storage and not tune:
-        raise ValueError("run: `storage` must be given together with --tune.")
     found = session.check(tune)
-    require_directory("run", out)
-    data = session.begin(tune, found)
-    rates = session.tune(storage or f"sqlite:///{out.absolute() / 'tuning.db'}", data) if tune else None
-    return session.run(rates)
+    with session.engine() as engine:
+        require_directory("run", session.request.out)
+        session.begin(tune, found)
+        return session.run(engine, session.tune(engine) if tune else None)
 
 
 @dataclass(frozen=True)
@@ -44,15 +86,19 @@ class Session:
 
     Attributes:
         request: What was asked for.
-        workers: Runs at once.
+        workers: Runs at once on this machine.
         command: As it was typed, to be repeated.
         console: Where to say things.
+        cluster: The address of a scheduler whose workers do the runs instead; "" for none.
+        over: What is tuned beside the learning rate.
     """
 
     request: Request
     workers: int
     command: str
     console: Console
+    cluster: str = ""
+    over: Sequence[Span] = ()
 
     def show(self, tuned: bool) -> None:
         """Say what would be done, and about how long it would take: a few steps of each arm are measured."""
@@ -61,7 +107,9 @@ class Session:
         estimates = list(dry_run(self.request))
         if estimates:
             self.console.print(estimates_table(estimates))
-            seconds = total_seconds(estimates, self.request, self.workers, tuned)
+            spans = (lr_span(self.request.settings.tune), *self.over)
+            points = math.prod(span.points for span in spans) if tuned else 0
+            seconds = total_seconds(estimates, self.request, self.workers, points)
             say(self.console, f"About {duration(seconds)} in all, from a few measured steps.")
         self._say_plan(jobs)
 
@@ -79,6 +127,16 @@ class Session:
         require(apart, "run", "tune.seeds", f"other seeds than those of the runs, {seeds}", list(settings.tune.seeds))
         return check([job for job in run_jobs(self.request, {}) if not job.record.finished])
 
+    def engine(self) -> AbstractContextManager[Engine]:
+        """Give what does the runs: this process, processes of its own, or the workers of a cluster."""
+        if not self.cluster and self.workers == 1:
+            return here()
+        from blockadapt_experiments.running.cluster import local_cluster, remote_cluster  # Dask takes a second to load
+
+        if self.cluster:
+            return remote_cluster(self.cluster, self.request.out)
+        return local_cluster(self.workers, self.request.threads, torch.cuda.device_count())
+
     def _about(self, tuned: bool) -> dict[str, Any]:
         """Give what must be the same for all that is done in the directory, but for what it may grow by."""
         request = self.request
@@ -88,7 +146,14 @@ class Session:
             "settings": plain(request.settings),
             "code": request.code(),
             "tune": tuned,
+            "tune_over": [f"{span.name}={span.low:g}:{span.high:g}:{span.points}" for span in self.over],
         }
+
+    def _asked(self) -> dict[str, Any]:
+        """Give which runs are asked for: all of these optimizers with all of these variants and seeds."""
+        settings = self.request.settings
+        variants = list(dict.fromkeys(variant for _, variant in self.request.arms()))
+        return {"optimizers": [*settings.optimizers], "variants": variants, "seeds": [*settings.seeds]}
 
     def _plan(self, tuned: bool) -> dict[str, Any]:
         """Give the settings of the directory once this has joined it.
@@ -100,8 +165,8 @@ class Session:
         held = read_json(path, "run", {"settings": dict}) if path.is_file() else about
         return joined(self.request.out, about, held)
 
-    def begin(self, tuned: bool, data: Mapping[str, str]) -> Mapping[str, str]:
-        """Write what will be done into the directory; returns the digests of the data that its runs have.
+    def begin(self, tuned: bool, data: Mapping[str, str]) -> None:
+        """Write what will be done into the directory.
 
         Raises:
             ValueError: It holds other runs, or runs on other data.
@@ -110,75 +175,69 @@ class Session:
         about = {
             **self._about(tuned),
             **({"data_sha256": dict(data)} if data else {}),  # nothing was read where nothing is left to do
+            "asked": [self._asked()],
             "command": self.command,
             "environment": environment(),
         }
-        held: Mapping[str, str] = begin_experiment(request.out, about).get("data_sha256", {})
-        return held
+        begin_experiment(request.out, about)
 
-    def tune(self, storage: str, data: Mapping[str, str]) -> dict[tuple[str, str], float]:
-        """Tune, and write `tuned.json`; returns learning rates by arm and variant, of those that did not fail."""
-        from blockadapt_experiments.running.tuning import TrialJob, tune
-
-        say(self.console, f"Tuning learning rates through {without_password(storage)}.")
-        waited: list[int] = []
-
-        def do(jobs: Sequence[TrialJob]) -> Sequence[Done | Failed]:
-            return self._do("tuning", jobs, ("lr", "value"))
-
-        def on_wait(claimed: int) -> None:
-            if not waited:
-                say(self.console, f"Waiting for trials that other processes have claimed, {claimed} of them.")
-            waited.append(claimed)
-
-        found = tune(self.request, storage, data, do, on_wait)
+    def tune(self, engine: Engine) -> dict[tuple[str, str], Choice]:
+        """Tune, and write `tuned.json`; returns what was chosen by arm and variant, of those that did not fail."""
+        objective = get_experiment(self.request.experiment).objective
+        do = partial(self._do, engine, "tuning", [objective] if objective else [])
+        found = tune(self.request, self.over, do, self._say_wait)
         path = self.request.out / "tuned.json"
         before = read_json(path, "run") if path.is_file() else {}
         for arm, variants in found.items():  # what was found before holds: there are runs with it
             variants.update(before.get(arm, {}))
         write_json(path, {**before, **found})
-        rates = {}
-        for arm, variants in found.items():
-            for variant, best in variants.items():
-                name = f"{arm}, {variant}" if variant else arm
-                say(self.console, f"{name}: lr {best['lr']:g}. {best.get('warning', '')}".rstrip())
-                rates[arm, variant] = best["lr"]
-        return rates
+        choices = choices_of(found)
+        for (arm, variant), choice in choices.items():
+            best = found[arm][variant]
+            name = f"{arm}, {variant}" if variant else arm
+            chosen = ", ".join(f"{key} {value:g}" for key, value in (("lr", choice.lr), *choice.values))
+            more = best.get("extensions", 0)
+            beyond = f" The grid was extended by {more} point{'s' * (more > 1)}." if more else ""
+            say(self.console, f"{name}: {chosen}.{beyond} {best.get('warning', '')}".rstrip())
+        return choices
 
-    def run(self, rates: dict[tuple[str, str], float] | None) -> bool:
-        """Do all runs that are not finished, with these learning rates where there are any.
+    def run(self, engine: Engine, choices: dict[tuple[str, str], Choice] | None) -> bool:
+        """Do all runs that are not finished, with what was tuned if anything was.
 
         Returns:
             Whether all runs are finished now, and none failed.
         """
-        jobs = run_jobs(self.request, rates or {})
-        untuned = [job for job in jobs if rates is not None and (job.key.arm, job.key.variant) not in rates]
+        jobs = run_jobs(self.request, choices or {})
+        untuned = [job for job in jobs if choices is not None and (job.key.arm, job.key.variant) not in choices]
         left = [job for job in jobs if job not in untuned and (self.request.tensorboard or not job.record.finished)]
         self._say_plan(jobs)
         start = time.monotonic()
         columns = [metric.key for metric in get_experiment(self.request.experiment).metrics[:2]]
-        ends = self._do(self.request.experiment, left, columns)
-        others = [job.label for job, end in zip(left, ends, strict=True) if isinstance(end, Done) and end.value is None]
-        if others:
-            say(self.console, f"Another process is working on {'; '.join(others)}.")
+        ends = do_all(left, partial(self._do, engine, self.request.experiment, columns), self._say_wait)
         failed = any(isinstance(end, Failed) for end in ends)
         finished = sum(job.record.finished for job in jobs)
         minutes = (time.monotonic() - start) / 60
         say(self.console, f"{finished} of {len(jobs)} runs are finished, after {minutes:.1f} min.")
         if finished:
-            say(self.console, f"`blockadapt report {self.request.out}` shows them.")
+            files = dict.fromkeys(ORIGINS[name].file for name in self.request.code() if ORIGINS[name].file)
+            load = "".join(f" --load {file}" for file in files)
+            say(self.console, f"`blockadapt report {self.request.out}{load}` shows them.")
         return finished == len(jobs) and not untuned and not failed
 
     def _say_plan(self, jobs: Sequence[RunJob]) -> None:
         finished, begun = sum(job.record.finished for job in jobs), sum(job.record.begun for job in jobs)
         threads = f"{self.request.threads} thread{'s' * (self.request.threads > 1)}"
+        where = f"on the workers of {self.cluster}" if self.cluster else f"{self.workers} at once"
         say(
             self.console,
             f"{self.request.experiment}, {self.request.scale}: {len(jobs)} runs, {finished} finished, {begun} begun; "
-            f"{self.workers} at once with {threads} each, in {self.request.out}.",
+            f"{where} with {threads} each, in {self.request.out}.",
         )
 
-    def _do(self, what: str, jobs: Sequence[Job], columns: Sequence[str]) -> list[Done | Failed]:
+    def _say_wait(self, jobs: Sequence[RunJob]) -> None:
+        say(self.console, f"Waiting for what other processes have in hand: {'; '.join(job.label for job in jobs)}.")
+
+    def _do(self, engine: Engine, what: str, columns: Sequence[str], jobs: Sequence[RunJob]) -> Sequence[Done | Failed]:
         """Do jobs with their progress shown."""
         with job_progress(self.console, what, jobs, columns) as on_event:
-            return work(jobs, self.workers, self.request.threads, on_event)
+            return engine.work(jobs, on_event)

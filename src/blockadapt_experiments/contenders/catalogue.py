@@ -323,7 +323,7 @@ def _narrow_mu_product(optimizer: Optimizer) -> None:
 
 
 def _theirs(name: str, params: Any, **options: Any) -> Optimizer:
-    """An optimizer of pytorch_optimizer. With weight decay it adds that to `p.grad` in place.
+    """Make an optimizer of pytorch_optimizer. With weight decay it adds that to `p.grad` in place.
 
     Raises:
         TypeError: Its constructor does not name an option. It would take any and leave it unused.

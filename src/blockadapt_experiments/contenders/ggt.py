@@ -137,7 +137,11 @@ class GGT(Optimizer):
         return loss
 
     def _update(self, group: Group, params: Sequence[Tensor]) -> _Update:
-        """The step of parameters that share one G; changes nothing."""
+        """Compute the step of parameters that share one G, and change nothing.
+
+        Raises:
+            NonFiniteGradientError: The step would not be finite.
+        """
         states = [self._state(group, param, is_owner=param is params[0]) for param in params]
         step = int(states[0]["step"]) + 1
         row, filled = (step - 1) % group["window"], min(step, group["window"])
@@ -160,7 +164,7 @@ class GGT(Optimizer):
         return _Update(moves, directions, float(group["lr"]), row, gram)
 
     def _state(self, group: Group, param: Tensor, is_owner: bool) -> State:
-        """The state of a parameter, a new one at its first step. What several share is with the first of them."""
+        """Return a parameter's state, a new one at its first step. What several share is with the first of them."""
         if param in self.state:
             state: State = self.state[param]
             return state
@@ -207,7 +211,7 @@ class _Move:
 
     @classmethod
     def of(cls, group: Group, param: Tensor, state: State) -> _Move:
-        """The part of a parameter with this state, of which nothing is changed."""
+        """Return the part of a parameter with this state, of which nothing is changed."""
         m, beta1 = state["exp_avg"], group["beta1"]
         g = torch.zeros_like(m) if param.grad is None else param.grad.to(m.dtype)
         if param.grad is not None and group["weight_decay"]:
@@ -216,7 +220,7 @@ class _Move:
         return cls(param, state, (m if group["columns"] == "momentum" else g).reshape(-1), m.reshape(-1))
 
     def products(self, filled: int) -> Tensor:
-        """[filled, 2]: each row of the window with the new column and with m."""
+        """Multiply each row of the window with the new column and with m, [filled, 2]."""
         found = torch.zeros(2, filled, dtype=torch.float64, device=self.m.device)
         for at, rows in _chunks(self.state["window"][:filled]):
             found[0].addmv_(rows, self.column[at].double())
@@ -224,12 +228,12 @@ class _Move:
         return found.T
 
     def own_products(self) -> Tensor:
-        """[2]: the new column with itself and with m."""
+        """Multiply the new column with itself and with m, [2]."""
         column = self.column.double()
         return torch.stack([column.dot(column), column.dot(self.m.double())])
 
     def direction(self, weights: Tensor, row: int, keep: float) -> Tensor:
-        """keep · m + Σ_k weights_k column_k, of which column `row` is the new one."""
+        """Compute keep · m + Σ_k weights_k column_k, of which column `row` is the new one."""
         old = weights.clone()
         old[row] = 0
         direction = torch.empty_like(self.m)
@@ -250,7 +254,7 @@ class _Update:
     gram: Tensor
 
     def apply_(self, states: dict[Tensor, State]) -> None:
-        """Take it."""
+        """Take the step."""
         for move, direction in zip(self.moves, self.directions, strict=True):
             states[move.param] = move.state
             move.state["window"][self.row] = move.column
@@ -263,7 +267,7 @@ class _Update:
 
 
 def _weights(group: Group, gram: Tensor, moment: Tensor, scales: Tensor) -> Tensor:
-    """w [r], what each unscaled column is multiplied by in the step, from K, c and the diagonal of D."""
+    """Compute w [r], what each unscaled column is multiplied by in the step, from K, c and the diagonal of D."""
     eigenvalues, U = torch.linalg.eigh(scales[:, None] * gram * scales)
     smallest = torch.finfo(torch.float64).tiny  # a root of less is not accurate
     kept = eigenvalues >= max(group["relative_cutoff"] * float(eigenvalues[-1]), group["absolute_cutoff"], smallest)
@@ -278,7 +282,7 @@ def _weights(group: Group, gram: Tensor, moment: Tensor, scales: Tensor) -> Tens
 
 
 def _chunks(window: Tensor) -> Iterable[tuple[slice, Tensor]]:
-    """The window's columns in float64, some at a time, and where they are. Each is overwritten by the next."""
+    """Yield the window's columns in float64, some at a time, and where they are. Each is overwritten by the next."""
     rows, coordinates = window.shape
     scratch = torch.empty(rows, min(CHUNK, coordinates), dtype=torch.float64, device=window.device)
     for start in range(0, coordinates, CHUNK):
@@ -287,7 +291,7 @@ def _chunks(window: Tensor) -> Iterable[tuple[slice, Tensor]]:
 
 
 def _units(group: Group) -> list[list[Tensor]]:
-    """The parameters of a group, by the G that they share; those that have a gradient."""
+    """Return the parameters of a group, by the G that they share; those that have a gradient."""
     active = [param for param in group["params"] if param.grad is not None]
     if group["scope"] == "tensor":
         return [[param] for param in active]
@@ -317,7 +321,12 @@ def _require_options(group: Group) -> None:
 
 
 def _require_gradients(group: Group, index: int) -> None:
-    """Raise at a gradient that cannot be used."""
+    """Raise at a gradient that cannot be used.
+
+    Raises:
+        ValueError: A gradient is sparse or complex.
+        NonFiniteGradientError: A gradient is not finite.
+    """
     for position, param in enumerate(group["params"]):
         if param.grad is None:
             continue
@@ -333,7 +342,7 @@ def _require_gradients(group: Group, index: int) -> None:
 
 
 def _shapes(group: Group, param: Tensor, is_owner: bool) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a parameter's state."""
+    """Return the names and shapes of a parameter's state."""
     rows = group["window"]
     shapes = {"window": (rows, param.numel()), "exp_avg": tuple(param.shape)}
     return {**shapes, "step": (), "gram": (rows, rows)} if is_owner else shapes

@@ -8,6 +8,6 @@ from torch.utils._pytree import tree_leaves
 
 
 def state_bytes_of(optimizer: Optimizer) -> int:
-    """Memory of all tensors that an optimizer keeps, also those in lists."""
+    """Count the bytes of all tensors that an optimizer keeps, also those in lists."""
     entries = tree_leaves(list(optimizer.state.values()))
     return sum(value.numel() * value.element_size() for value in entries if isinstance(value, Tensor))

@@ -62,11 +62,11 @@ class Muon(Optimizer):
 
 
 def embeddings_of(model: nn.Module) -> set[Tensor]:
-    """The weights of the model's embeddings."""
+    """Return the weights of the model's embeddings."""
     return {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters of two axes or more, but for embeddings and the last of them."""
+    """Return the parameters of two axes or more, but for embeddings and the last of them."""
     embeddings = embeddings_of(model)
     return [parameter for parameter in model.parameters() if parameter.ndim >= 2 and parameter not in embeddings][:-1]

@@ -10,6 +10,11 @@ Before that, the first `warmup` of the training has αₜ = α · t/w, t countin
 
 A schedule sets the `lr` of every param group from the one that it started with, so that nothing accumulates and the end
 of a clipped spectrum, which is final_lr · lr/lr₀, follows.
+
+torch's schedulers follow the same rules, and tests hold ours to LambdaLR, MultiStepLR, ReduceLROnPlateau, LinearLR and
+CosineAnnealingLR. They are not used, for three reasons. They multiply the last rate again and again, which rounds at
+every step. They count their own steps, where minibatches that grow make epochs of fewer steps and progress is counted
+in planned epochs. And none of them has a warm-up before a rule that watches a validation value.
 """
 
 from __future__ import annotations
@@ -87,7 +92,7 @@ class BatchSettings:
         require_integer("batch", "most", self.most, least=self.size)
 
     def batch_size(self, epoch: int) -> int:
-        """M in this epoch, counted from 0."""
+        """Return M in this epoch, counted from 0."""
         require_integer("batch", "epoch", epoch, least=0)
         periods = epoch // self.period
         if self.growth == "none" or periods == 0:
@@ -131,13 +136,13 @@ class Schedule:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def after_step(self) -> None:
-        """A step has been taken."""
+        """Note that a step has been taken."""
         self._steps += 1
         self._steps_in_epoch += 1
         self._apply()
 
     def after_epoch(self, value: float | None = None) -> None:
-        """An epoch has ended; `value` was measured on validation data, lower is better. Only "dev" needs it.
+        """Note that an epoch has ended; `value` was measured on validation data, lower is better. Only "dev" needs it.
 
         Raises:
             ValueError: Under "dev" there is no value.
@@ -153,7 +158,7 @@ class Schedule:
         self._apply()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the run depends on."""
+        """Return all that the rest of the run depends on."""
         return {
             "initial": list(self._initial),
             "steps": self._steps,
@@ -177,7 +182,7 @@ class Schedule:
         self._apply()
 
     def _multiplier(self) -> float:
-        """αₜ/α for the step to come."""
+        """Compute αₜ/α for the step to come."""
         # In units of the epochs that were planned: minibatches that grow make epochs of fewer steps.
         done = self._epochs * self.steps_per_epoch + self._steps_in_epoch
         if done < self._warmup_steps:
@@ -200,7 +205,7 @@ class Schedule:
 
 
 def make_schedule(settings: ScheduleSettings, optimizer: Optimizer, epochs: int, steps_per_epoch: int) -> Schedule:
-    """The schedule of these settings.
+    """Make the schedule of these settings.
 
     Args:
         settings: Which one.

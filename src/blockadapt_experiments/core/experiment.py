@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from torch import nn
 
 from blockadapt_experiments.claims.claim import Claim
@@ -52,6 +53,7 @@ class Experiment(Design, Generic[ConfigT]):
         variants: The variants of these settings, [""] if there is no sweep.
         task: Makes the run, with this learning rate. With `tuning` it never touches test data: it trains on a part of
             the training data and its rows hold `objective`, measured on the rest.
+        dtype: Of what its optimizers move. The kernel for it is made ready before the clock of a run starts.
         model: Makes the network that is trained; None if there is none that `blockadapt plan` could cut up.
         claims: The paper's claims.
         draw: Draws what curves cannot show, from a summary into PNG files in a directory; returns the files.
@@ -62,6 +64,7 @@ class Experiment(Design, Generic[ConfigT]):
     config: type[ConfigT]
     variants: Callable[[ConfigT], Sequence[str]]
     task: Callable[[ConfigT, RunKey, float, Path | None, bool], Task]
+    dtype: torch.dtype = torch.float32
     model: Callable[[ConfigT], nn.Module] | None = None
     claims: Sequence[Claim] = ()
     draw: Callable[[Summary, Path], Sequence[Path]] | None = None

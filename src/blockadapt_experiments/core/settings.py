@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,6 +15,8 @@ from blockadapt_experiments.contenders.catalogue import CONTENDERS, OptimizerSet
 from blockadapt_experiments.core.typed import converted
 from blockadapt_experiments.names import nearest
 from blockadapt_experiments.parts import NAME
+
+SettingsT = TypeVar("SettingsT", bound="Settings")
 
 
 class Arm(NamedTuple):
@@ -39,9 +41,10 @@ def read_arm(name: str, table: Mapping[str, Any]) -> Arm:
     """
     key = f"arms.{name}"
     require(bool(re.fullmatch(NAME, name)), "settings", key, "a name of letters, digits, - and _", Described(name))
-    require(name not in CONTENDERS, "settings", key, "another name than that of an optimizer", Described(name))
     require("optimizer" in table, "settings", f"{key}.optimizer", "given", Described("nothing"))
     optimizer = converted("settings", f"{key}.optimizer", str, table["optimizer"])
+    apart = name not in CONTENDERS or name == optimizer
+    require(apart, "settings", key, "another name than that of another optimizer", Described(name))
     contender = find_contender(key, optimizer)
     hints = {**contender.types, "lr": float, "label": str}
     found: dict[str, Any] = {}
@@ -67,16 +70,19 @@ class TuneSettings:
         trials: Learning rates that each optimizer may try.
         low: The smallest of them.
         high: The largest. The paper tunes in [1e-4, 1e2].
-        seeds: Of the runs that each trial averages over; none of them should be a seed of the experiment.
+        extensions: Points beyond the grid that each optimizer may try, where its best is at an edge.
+        seeds: Of the runs that each trial averages over; none of them may be a seed of the experiment.
     """
 
     trials: int = 13
     low: float = 1e-4
     high: float = 1e2
+    extensions: int = 4
     seeds: tuple[int, ...] = (1000,)
 
     def __post_init__(self) -> None:
         require_integer("tune", "trials", self.trials, least=2)
+        require_integer("tune", "extensions", self.extensions, least=0)
         require_number("tune", "low", self.low, above=0)
         require_number("tune", "high", self.high, above=self.low)
         _require_seeds("tune", self.seeds)
@@ -118,6 +124,11 @@ class Settings:
     def arm(self, name: str) -> Arm:
         """Tell what this name stands for: one of `arms`, or an optimizer as all share its settings."""
         return read_arm(name, self.arms[name]) if name in self.arms else Arm(name, {})
+
+    def changed(self: SettingsT, name: str, values: Mapping[str, Any]) -> SettingsT:
+        """Give settings in which this name has these values of its own."""
+        table = {"optimizer": self.arm(name).optimizer, **self.arms.get(name, {}), **values}
+        return replace(self, arms={**self.arms, name: table})
 
     def first_lr(self, name: str) -> float:
         """Give the learning rate where none was tuned; 0 for what is no optimizer."""

@@ -16,7 +16,7 @@ SPLIT_SEED = 0
 
 
 def digits() -> Split:
-    """All digits: 1,347 to train on, 450 to test on, each class in the same proportion in both.
+    """Load all digits: 1,347 to train on, 450 to test on, each class in the same proportion in both.
 
     Images are [count, 1, 8, 8], float32 in [0, 1]; labels are 0 to 9.
     """
@@ -31,7 +31,7 @@ def digits() -> Split:
 
 
 def split(examples: Examples, test_fraction: float, seed: int) -> Split:
-    """Two parts of the examples, stratified by label; the same parts for the same seed."""
+    """Cut the examples into two parts, stratified by label; the same seed gives the same parts."""
     from sklearn.model_selection import train_test_split
 
     rows = range(len(examples))

@@ -13,7 +13,7 @@ _read: ContextVar[dict[str, str] | None] = ContextVar("data read", default=None)
 
 
 def fingerprint(arrays: Iterable[np.ndarray]) -> str:
-    """Changes with any number in these arrays, and with their shapes and types."""
+    """Compute a digest that changes with any number in these arrays, and with their shapes and types."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -30,7 +30,7 @@ def note(name: str, digest: str) -> None:
 
 @contextmanager
 def data_read() -> Iterator[dict[str, str]]:
-    """Within this block, the digest of every data set that is read, by its name."""
+    """Yield a table that gets, within this block, the digest of every data set that is read, by its name."""
     read: dict[str, str] = {}
     token = _read.set(read)
     try:

@@ -55,7 +55,7 @@ LABEL_COLUMNS = ("label", "fine_label")
 
 
 def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Examples]:
-    """Training and test images of a data set, uint8 [count, channels, height, width], with their labels.
+    """Load training and test images of a data set, uint8 [count, channels, height, width], with their labels.
 
     Args:
         name: "mnist", "cifar10", "cifar100", or "digits", which is embedded.
@@ -74,7 +74,7 @@ def load_images(name: str, data_dir: Path | None = None) -> tuple[Examples, Exam
 
 @lru_cache(maxsize=2)
 def _loaded(name: str, data_dir: Path | None) -> tuple[Examples, Examples, str]:
-    """Both sets, and the digest of their pixels and labels."""
+    """Load both sets, with the digest of their pixels and labels."""
     if name in OWN:
         train, test = _own(name, data_dir)
     else:
@@ -152,8 +152,8 @@ def _in_bytes(examples: Examples) -> Examples:
     return Examples((255 * examples.images).round().to(torch.uint8), examples.labels)
 
 
-def _missing(name: str, where: str) -> MissingData:
-    return MissingData(
+def _way_out(name: str, where: str) -> str:
+    return (
         f"data: {name} was not found {where}; put its train-*.parquet and test-*.parquet (hub id {HUB[name]}) into "
         f"DIR/{name} and give --data-dir DIR, or leave --data-dir out and be online once to have it downloaded."
     )
@@ -164,7 +164,7 @@ def _files(name: str, data_dir: Path) -> dict[str, list[Path]]:
         found = {split: sorted(folder.glob(f"{split}-*.parquet")) for split in SPLITS}
         if all(found.values()):
             return found
-    raise _missing(name, f"in {data_dir}")
+    raise MissingData(_way_out(name, f"in {data_dir}"))
 
 
 def _read_parquet(paths: Sequence[Path]) -> Any:
@@ -178,7 +178,11 @@ def _read_parquet(paths: Sequence[Path]) -> Any:
 
 
 def _from_hub(name: str) -> dict[str, Any]:
-    """The splits, downloaded unless the hub's own cache has them."""
+    """Load the splits; download them unless the hub's own cache has them.
+
+    Raises:
+        MissingData: The hub does not answer, and its cache has nothing. The message says where to get it.
+    """
     if "HF_HUB_OFFLINE" not in os.environ and not _hub_answers():
         os.environ["HF_HUB_OFFLINE"] = "1"  # else half a minute of attempts; what was downloaded before is still found
     import datasets
@@ -188,7 +192,7 @@ def _from_hub(name: str) -> dict[str, Any]:
     try:
         splits = {split: datasets.load_dataset(HUB[name], split=split) for split in SPLITS}
     except Exception as error:  # whatever the network, the hub or its cache raise: the way out is the same
-        raise _missing(name, f"on the hub ({type(error).__name__})") from error
+        raise MissingData(_way_out(name, f"on the hub ({type(error).__name__})")) from error
     column = _column(splits["train"].column_names, IMAGE_COLUMNS)
     return {split: table.cast_column(column, datasets.Image(decode=False)) for split, table in splits.items()}
 
@@ -215,13 +219,13 @@ def _fingerprint(paths: Iterable[Path]) -> str:
 
 
 def cache_folder() -> Path:
-    """Where decoded images are kept."""
+    """Tell where decoded images are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     return Path(base or Path.home() / ".cache") / "blockadapt" / "images"
 
 
 def _decoded_once(name: str, key: str, read: Callable[[str], Any]) -> dict[str, np.ndarray]:
-    """Pixels and labels from the cache, or into it. Of several processes that start at once, one decodes.
+    """Take pixels and labels from the cache, or decode them into it. Of several processes, one decodes.
 
     What is in the cache and is damaged is decoded anew. Where there is no room or no right to write, nothing is kept.
     """
@@ -247,7 +251,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _cached(path: Path) -> dict[str, np.ndarray] | None:
-    """What the cache holds; None if that is nothing, or is damaged: the archive has a checksum for each array."""
+    """Read what the cache holds; None if that is nothing, or is damaged: the archive has a checksum for each array."""
     if not path.exists():
         return None
     try:
@@ -284,7 +288,7 @@ def _decoded_image(split: str, row: int, image: Any) -> np.ndarray:
 
 
 def _pixels(png: bytes) -> np.ndarray:
-    """[channels, height, width]."""
+    """Return an image's pixels [channels, height, width]."""
     from PIL import Image
 
     with Image.open(io.BytesIO(png)) as image:

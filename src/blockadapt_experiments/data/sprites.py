@@ -70,13 +70,13 @@ class Sprites:
         return grid(self.sizes)
 
     def images(self, rows: Tensor) -> Tensor:
-        """These images, float32 [len(rows), 1, 64, 64] of zeros and ones."""
+        """Return these images, float32 [len(rows), 1, 64, 64] of zeros and ones."""
         pixels = np.unpackbits(self.packed[rows.numpy()], axis=1)
         return torch.from_numpy(pixels).to(torch.float32).view(-1, 1, SIDE, SIDE)
 
 
 def load_sprites(data: str, values: tuple[int, ...], data_dir: Path | None = None) -> Sprites:
-    """Images of a part of the grid.
+    """Load images of a part of the grid.
 
     Args:
         data: "dsprites-like", which is drawn, or "dsprites", which is read from a file.
@@ -95,7 +95,7 @@ def load_sprites(data: str, values: tuple[int, ...], data_dir: Path | None = Non
 
 @lru_cache(maxsize=1)
 def _loaded(data: str, values: tuple[int, ...], data_dir: Path | None) -> tuple[Sprites, str]:
-    """The images, and the digest of their pixels."""
+    """Load the images, with the digest of their pixels."""
     sprites = _made(data, values, data_dir)
     return sprites, fingerprint([sprites.packed])
 
@@ -108,12 +108,12 @@ def _made(data: str, values: tuple[int, ...], data_dir: Path | None) -> Sprites:
 
 
 def grid(sizes: Sequence[int]) -> np.ndarray:
-    """All combinations of so many values of each factor, [count, factors], the last factor fastest."""
+    """List all combinations of so many values of each factor, [count, factors], the last factor fastest."""
     return np.stack(np.unravel_index(np.arange(math.prod(sizes)), tuple(sizes)), axis=1)
 
 
 def spread(factor: str, size: int, kept: int) -> np.ndarray:
-    """Which `kept` of `size` values to keep: evenly spread from the first to the last.
+    """Choose `kept` of `size` values, evenly spread from the first to the last.
 
     Angles go round, and the last is the first again: among fewer of them it is left out.
 
@@ -128,7 +128,7 @@ def spread(factor: str, size: int, kept: int) -> np.ndarray:
 
 
 def _kept(sizes: Sequence[int], values: Sequence[int]) -> np.ndarray:
-    """The part of a grid that is kept, as classes of the full grid, [count, factors]."""
+    """Return the part of a grid that is kept, as classes of the full grid, [count, factors]."""
     spreads = [spread(*each) for each in zip(FACTORS, sizes, values, strict=True)]
     return np.stack([chosen[column] for chosen, column in zip(spreads, grid(values).T, strict=True)], axis=1)
 
@@ -153,7 +153,7 @@ def _in_ellipse(X: np.ndarray, Y: np.ndarray) -> Any:
 
 
 def _in_heart(X: np.ndarray, Y: np.ndarray) -> Any:
-    """Between the two branches of the curve, which are E ± O with c = |cos t|, where 16 sin³t = |X|.
+    """Tell which points lie between the curve's two branches, which are E ± O with c = |cos t|, where 16 sin³t = |X|.
 
     E = −5 cos 2t − cos 4t is the same on both, O = 13c − 2 cos 3t changes its sign.
     """
@@ -214,7 +214,11 @@ def _file(data_dir: Path | None) -> Path:
 
 
 def _read(path: Path, values: Sequence[int]) -> Sprites:
-    """The part of the file's grid that is kept, in the order of the grid, whatever the order of the file."""
+    """Read the part of the file's grid that is kept, in the order of the grid, whatever the order of the file.
+
+    Raises:
+        ValueError: The file is damaged, or is another one.
+    """
     try:
         # Opened here, because NumPy leaves a damaged file open. It reads members as they are asked for.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -235,7 +239,11 @@ def _read(path: Path, values: Sequence[int]) -> Sprites:
 
 
 def _stored_images(path: Path, count: int) -> Iterator[tuple[int, np.ndarray]]:
-    """The images chunk by chunk, each with its first row; NumPy itself would read all 3 GB at once."""
+    """Yield the images chunk by chunk, each with its first row; NumPy itself would read all 3 GB at once.
+
+    Raises:
+        EOFError: The file ends before its last image.
+    """
     with zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
         shape, dtype = _header(file)
         rule = f"uint8 of shape {(count, SIDE, SIDE)}"
@@ -249,7 +257,7 @@ def _stored_images(path: Path, count: int) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of the array in a `.npy` file, which is then at its first element."""
+    """Read shape and type of the array in a `.npy` file, which is then at its first element."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read(file)

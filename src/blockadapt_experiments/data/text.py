@@ -36,7 +36,7 @@ class TextFiles(NamedTuple):
 
 
 def find_text(data_dir: Path | None) -> TextFiles:
-    """The text in this folder, or in the only one of its folders that has one.
+    """Find the text in this folder, or in the only one of its folders that has one.
 
     Raises:
         MissingData: There is none.
@@ -200,12 +200,12 @@ def _vocabulary(words: Sequence[str], size: int) -> tuple[str, ...]:
 
 
 def streams(tokens: Tensor, count: int) -> Tensor:
-    """The text as so many contiguous pieces of one length, [count, length]; what is left over is dropped."""
+    """Cut the text into so many contiguous pieces of one length, [count, length]; what is left over is dropped."""
     length = len(tokens) // count
     return tokens[: count * length].view(count, length)
 
 
 def unigram_perplexity(train: Tensor, text: Tensor, vocabulary: int) -> float:
-    """What a model reaches that knows only how frequent words are in the training text, each counted once more."""
+    """Compute what a model reaches that knows only the training text's word counts, each counted once more."""
     counts = torch.bincount(train, minlength=vocabulary).double() + 1
     return float((-(counts / counts.sum()).log()[text].mean()).exp())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 # Blue, vermilion, green and black are Okabe and Ito's. Their yellow, orange and sky blue are too light for a line on
@@ -21,7 +23,7 @@ class Style(NamedTuple):
     dash: int
 
     def line(self) -> dict[str, Any]:
-        """Matplotlib's arguments for it."""
+        """Return Matplotlib's arguments for it."""
         return {"color": COLOURS[self.colour], "linestyle": DASHES[self.dash]}
 
 
@@ -58,6 +60,12 @@ and what is clipped is dotted.
 """
 
 
-def style_of(arm: str, number: int) -> Style:
-    """The style of an optimizer; for any other arm the one of its number, so that 28 arms look different."""
-    return STYLES.get(arm) or Style(number % len(COLOURS), number % len(DASHES))
+def styles_of(arms: Sequence[str]) -> dict[str, Style]:
+    """Return the style of each arm: an optimizer's own, and for any other the first that none of these has.
+
+    So 28 arms look different.
+    """
+    every = [Style(number % len(COLOURS), number % len(DASHES)) for number in range(len(COLOURS) * len(DASHES))]
+    named = {arm: STYLES[arm] for arm in arms if arm in STYLES}
+    free = cycle([style for style in every if style not in named.values()] or every)
+    return {arm: named[arm] if arm in named else next(free) for arm in arms}

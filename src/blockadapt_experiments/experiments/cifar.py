@@ -120,7 +120,7 @@ class CifarSettings(ImageSettings):
 
 
 def normalised(examples: Examples, count: int, data: Data) -> Examples:
-    """The first so many examples, float32, each channel with mean 0 and deviation 1."""
+    """Take the first so many examples, float32, each channel with mean 0 and deviation 1."""
     mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in (data.mean, data.deviation))
     images = examples.images[:count].to(torch.float32).sub_(mean).div_(deviation)
     return Examples(images, examples.labels[:count])
@@ -161,7 +161,7 @@ def make_run(
     data_dir: Path | None,
     tuning: bool,
 ) -> Cifar:
-    """The run of this model on these images."""
+    """Make the run of this model on these images."""
     train, test = load_images(data.name, data_dir)
     return Cifar(
         model=model,
@@ -213,7 +213,7 @@ TWICE = 2.0
 
 
 def judge_lowest(summary: Summary) -> Verdict:
-    """Whether the clipped method ends with a lower test error than every other of the paper's table."""
+    """Judge whether the clipped method ends with a lower test error than every other of the paper's table."""
     table = TABLE_1[summary.experiment.name]
     parts = []
     for other in rivals(summary, OURS, tuple(table)):
@@ -225,7 +225,7 @@ def judge_lowest(summary: Summary) -> Verdict:
 
 
 def judge_clipping(summary: Summary) -> Verdict:
-    """Whether the test error is lower with clipping than without."""
+    """Judge whether the test error is lower with clipping than without."""
     parts = []
     for other in rivals(summary, OURS, ("block-adam",)):
         points = difference(finals(summary, OURS, "test_error"), finals(summary, other, "test_error"))
@@ -234,7 +234,7 @@ def judge_clipping(summary: Summary) -> Verdict:
 
 
 def judge_early(summary: Summary) -> Verdict:
-    """Whether the clipped method is at most slightly behind the fastest of the others early on."""
+    """Judge whether the clipped method is at most slightly behind the fastest of the others early on."""
     early = {arm: means(summary, arm, "train_loss", EARLY) for arm in rivals(summary, OURS)}
     centres = {arm: interval(list(losses.values()))[0] for arm, losses in early.items()}
     steady = [arm for arm in centres if math.isfinite(centres[arm])]
@@ -247,7 +247,7 @@ def judge_early(summary: Summary) -> Verdict:
 
 
 def judge_time(summary: Summary) -> Verdict:
-    """Whether blocks take at most about twice the time of the diagonal method."""
+    """Judge whether blocks take at most about twice the time of the diagonal method."""
     parts = []
     for other in rivals(summary, "block-adam", ("adam",)):
         ours, theirs = (np.log(summary.seconds(arm)) for arm in ("block-adam", other))
@@ -265,14 +265,14 @@ CLAIMS = (
 
 
 def _scale(summary: Summary) -> str:
-    """What was trained, in words."""
+    """Say in words what was trained."""
     settings = summary.settings
     model = f"DenseNet-BC-{settings['depth']}-{settings['growth']}"
     return f"{model}, {settings['epochs']} epochs, {settings['train_examples']:,} images"
 
 
 def table_1_panels(summary: Summary) -> list[Panel]:
-    """The paper's Table 1 and the test errors measured here, each under its scale; nothing before the first run."""
+    """Return the paper's Table 1 and the test errors measured here, each under its scale; nothing before a run."""
     errors = {arm: list(finals(summary, arm, "test_error").values()) for arm in summary.arms}
     here = {summary.label(arm): interval(values) for arm, values in errors.items() if values}
     if not here:
@@ -286,7 +286,7 @@ def table_1_panels(summary: Summary) -> list[Panel]:
 
 
 def draw(summary: Summary, directory: Path) -> Sequence[Path]:
-    """The paper's Table 1 beside ours."""
+    """Draw the paper's Table 1 beside ours."""
     panels = table_1_panels(summary)
     title = f"Test error after training on {DATA[summary.experiment.name].name}: two scales, not to be mixed up"
     path = directory / f"{summary.experiment.name}-table-1.png"

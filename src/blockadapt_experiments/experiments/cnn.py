@@ -18,9 +18,9 @@ from pathlib import Path
 from torch import nn
 
 from blockadapt.validation import require_integer
-from blockadapt_experiments.claims.claim import Claim, Verdict
-from blockadapt_experiments.claims.contests import Part, at_equal_time, finals, rivals, verdict
-from blockadapt_experiments.claims.verdicts import difference, is_below_zero, mean_words
+from blockadapt_experiments.claims.claim import Claim
+from blockadapt_experiments.claims.contests import Measure, finals, judge_ends, judge_equal_time
+from blockadapt_experiments.claims.verdicts import difference, mean_words
 from blockadapt_experiments.core.config import varied
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import SweepSettings
@@ -51,12 +51,12 @@ class CnnSettings(ImageSettings, SweepSettings):
 
 
 def make_model(settings: CnnSettings) -> nn.Sequential:
-    """The network."""
+    """Build the network."""
     return small_cnn(settings.width, CIFAR_10.classes)
 
 
 def make_task(settings: CnnSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> Cifar:
-    """The run of a variant."""
+    """Make the run of a variant."""
     settings = varied(settings, key.variant)
     return make_run(CIFAR_10, partial(make_model, settings), settings, key, lr, data_dir, tuning)
 
@@ -66,47 +66,18 @@ def make_task(settings: CnnSettings, key: RunKey, lr: float, data_dir: Path | No
 BLOCK, CLIPPED = "block-adam", "block-adam-clip"
 
 
-def _against(summary: Summary, ours: str, others: Sequence[str]) -> Verdict:
-    """Whether one method ends with a lower test error than each of these."""
-    parts = []
-    for other in rivals(summary, ours, others):
-        points = difference(*(finals(summary, arm, "test_error") for arm in (ours, other)))
-        parts.append(Part(is_below_zero(points), f"{mean_words(points)} points against {summary.label(other)}"))
-    return verdict(parts, f"Test error of {summary.label(ours)}: ")
+ERROR = Measure("test_error", "Test error", "points")
 
-
-def judge_blocks(summary: Summary) -> Verdict:
-    """Whether blocks end lower than diagonals."""
-    return _against(summary, BLOCK, ("adam", "adamw", "paper-adam"))
-
-
-def judge_others(summary: Summary) -> Verdict:
-    """Whether blocks end lower than what else people use."""
-    return _against(summary, BLOCK, ("sgd", "adabound", "soap", "muon"))
-
-
-def judge_clipping(summary: Summary) -> Verdict:
-    """Whether clipping ends lower than both of what it lies between."""
-    return _against(summary, CLIPPED, ("sgd", BLOCK))
-
-
-def judge_equal_time(summary: Summary) -> Verdict:
-    """Whether blocks are lower than the others when the faster of the two is done."""
-    parts = []
-    for other in rivals(summary, BLOCK):
-        then = at_equal_time(summary, BLOCK, other, "test_error")
-        points = difference(then.first, then.second)
-        shares = " and ".join(f"{share:.0%}" for share in then.shares)
-        words = f"{mean_words(points)} points against {summary.label(other)} ({shares} of the epochs done)"
-        parts.append(Part(is_below_zero(points), words))
-    return verdict(parts, f"Test error of {summary.label(BLOCK)}: ")
-
+judge_blocks = partial(judge_ends, ours=BLOCK, others=("adam", "adamw", "paper-adam"), measure=ERROR)
+judge_others = partial(judge_ends, ours=BLOCK, others=("sgd", "adabound", "soap", "muon"), measure=ERROR)
+judge_clipping = partial(judge_ends, ours=CLIPPED, others=("sgd", BLOCK), measure=ERROR)
+judge_seconds = partial(judge_equal_time, ours=BLOCK, measure=ERROR)
 
 CLAIMS = (
     Claim("Ours: Block-Adam ends with a lower test error than Adam and AdamW.", judge_blocks),
     Claim("Ours: and with a lower one than SGD, AdaBound, SOAP and Muon.", judge_others),
     Claim("Ours: clipped, it ends lower than SGD and than without clipping.", judge_clipping),
-    Claim("Ours: Block-Adam has the lower test error when the faster of two is done.", judge_equal_time),
+    Claim("Ours: Block-Adam has the lower test error when the faster of two is done.", judge_seconds),
 )
 
 
@@ -114,7 +85,7 @@ CLAIMS = (
 
 
 def variant_panels(summary: Summary) -> list[Panel]:
-    """For each optimizer, what every variant ends with, and its paired difference from the first."""
+    """List for each optimizer what every variant ends with, and its paired difference from the first."""
     panels = []
     for arm in summary.arms:
         ends = {variant: finals(summary, arm, "test_error", variant) for variant in summary.variants}
@@ -130,7 +101,7 @@ def variant_panels(summary: Summary) -> list[Panel]:
 
 
 def draw(summary: Summary, directory: Path) -> Sequence[Path]:
-    """The variants side by side, where there are several."""
+    """Draw the variants side by side, where there are several."""
     panels = variant_panels(summary) if len(summary.variants) > 1 else []
     title = f"Test error by variant, {summary.scale} scale; in brackets, paired over seeds, minus the first"
     path = directory / f"{summary.experiment.name}-variants.png"

@@ -11,29 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import clip_grad_norm_
 
-from blockadapt.validation import Described, require, require_integer, require_number
-from blockadapt_experiments.claims.claim import Claim, Verdict
-from blockadapt_experiments.claims.contests import Part, at_equal_time, finals, rivals, verdict
-from blockadapt_experiments.claims.verdicts import difference, is_below_zero, mean_words
-from blockadapt_experiments.contenders.catalogue import LOST
-from blockadapt_experiments.contenders.memory import state_bytes_of
+from blockadapt.validation import require, require_integer, require_number
+from blockadapt_experiments.claims.claim import Claim
+from blockadapt_experiments.claims.contests import Measure, judge_ends, judge_equal_time
 from blockadapt_experiments.contenders.schedules import ScheduleSettings, make_schedule
 from blockadapt_experiments.core.config import varied
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings, SweepSettings
 from blockadapt_experiments.core.training import Work, best_device, initial
 from blockadapt_experiments.data.text import Corpus, find_text, read_characters
+from blockadapt_experiments.experiments.text_run import TextRun
 from blockadapt_experiments.models.gpt import Gpt, mean_loss
-from blockadapt_experiments.results.measurements import Metric, Outcome, Row, RunKey
-from blockadapt_experiments.results.summary import Summary
+from blockadapt_experiments.results.measurements import Metric, Row, RunKey
 
 PLANNED_CHARACTERS = 100
 """The vocabulary that `blockadapt plan` takes, which has no text to count."""
@@ -82,7 +79,7 @@ class GptSettings(Settings, SweepSettings):
         require_number("settings", "clip_norm", self.clip_norm, above=0)
 
 
-class GptTask:
+class GptTask(TextRun[Gpt]):
     """One run, `every` steps a leg and a row.
 
     Rows hold step, the mean training loss of the steps since the row before, and the loss on the validation text; the
@@ -98,20 +95,19 @@ class GptTask:
     """
 
     def __init__(self, settings: GptSettings, corpus: Corpus, arm: str, lr: float, seed: int) -> None:
-        self.settings, self.corpus, self.device = settings, corpus, best_device()
         most = min(map(len, (corpus.train, *corpus.held_out.values()))) - 1
         rule = f"at most {most:,}, the shortest text less one"
         require(settings.context <= most, "gpt-char", "context", rule, settings.context)
+        self.settings = settings
         self.legs = math.ceil(settings.steps / settings.every)
         measured = len(corpus.valid) / (settings.batch * settings.context)
         self.work = Work(settings.steps, self.legs * measured)
         weights, windows = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
-        self.model = initial(lambda: make_model(settings, len(corpus.vocabulary)), weights).to(self.device)
-        self.optimizer = settings.make_optimizer(arm, self.model, lr, settings.steps)
-        self.schedule = make_schedule(settings.schedule, self.optimizer, 1, settings.steps)
+        model = initial(lambda: make_model(settings, len(corpus.vocabulary)), weights).to(best_device())
+        optimizer = settings.make_optimizer(arm, model, lr, settings.steps)
+        schedule = make_schedule(settings.schedule, optimizer, 1, settings.steps)
+        super().__init__("gpt-char", corpus, model, optimizer, schedule, settings.clip_norm)
         self.windows = torch.Generator().manual_seed(windows)
-        self.step = self.state_bytes = 0
-        self.diverged = False
 
     def advance(self) -> Sequence[Row]:
         """Train for some steps and measure."""
@@ -129,79 +125,34 @@ class GptTask:
                 self.diverged |= not math.isfinite(row[f"{name}_loss"])
         return (row,)
 
-    def outcome(self) -> Outcome:
-        """What the run took, and what the text is."""
-        numbers: dict[str, float] = {
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "steps": self.step,
-            "state_bytes": self.state_bytes,
-            "final_state_bytes": state_bytes_of(self.optimizer),
-            "diverged": int(self.diverged),
-            "vocabulary": len(self.corpus.vocabulary),
-            "train_characters": len(self.corpus.train),
-        }
-        return Outcome(numbers, {"corpus": np.array(self.corpus.name)})
+    def numbers(self) -> dict[str, float]:
+        """Count what the run took, and how long the text is."""
+        return {**super().numbers(), "train_characters": len(self.corpus.train)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
-        return {
-            "corpus": self.corpus.digest,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "windows": self.windows.get_state(),
-            **{name: getattr(self, name) for name in _COUNTERS},
-        }
+        """Return everything that the next step depends on."""
+        return {**super().state_dict(), "windows": self.windows.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken.
-
-        Raises:
-            ValueError: It was taken with another text.
-        """
-        same = state["corpus"] == self.corpus.digest
-        require(same, "gpt-char", "data-dir", "the text that the run was begun with", Described(self.corpus.name))
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
+        """Continue where `state` was taken."""
+        super().load_state_dict(state)
         self.windows.set_state(state["windows"])
-        for name in _COUNTERS:
-            setattr(self, name, state[name])
 
     def _train(self) -> float:
-        """One step, and its loss; `diverged` if that cannot be, because the loss or a gradient is not finite."""
+        """Take one step; returns its loss."""
         text, length = self.corpus.train, self.settings.context + 1
         starts = torch.randint(len(text) - length + 1, (self.settings.batch, 1), generator=self.windows)
         tokens = text[starts + torch.arange(length)].to(self.device)
-        self.optimizer.zero_grad()
-        loss = cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        norm = clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
-        if not math.isfinite(loss.item() + norm.item()):
-            self.diverged = True
-            return math.nan
-        try:
-            self.optimizer.step()
-        except LOST:
-            self.diverged = True
-            return math.nan
-        self.schedule.after_step()
-        self.step += 1
-        if self.step == 1:
-            self.state_bytes = state_bytes_of(self.optimizer)
-        return loss.item()
-
-
-_COUNTERS = ("step", "state_bytes", "diverged")
+        return self.descend(cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()))
 
 
 def make_model(settings: GptSettings, vocabulary: int) -> Gpt:
-    """The model for so many characters."""
+    """Build the model for so many characters."""
     return Gpt(vocabulary, settings.context, settings.width, settings.layers, settings.heads)
 
 
 def make_task(settings: GptSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> GptTask:
-    """The run of a variant. While learning rates are tuned the test text is not read."""
+    """Make the run of a variant. While learning rates are tuned the test text is not read."""
     settings = varied(settings, key.variant)
     cut = (settings.train_characters, settings.evaluation_characters)
     corpus = read_characters(find_text(data_dir), *cut, test=not tuning)
@@ -212,27 +163,8 @@ def make_task(settings: GptSettings, key: RunKey, lr: float, data_dir: Path | No
 
 OURS = "block-adamw"
 
-
-def judge_steps(summary: Summary) -> Verdict:
-    """Whether blocks end with a lower loss on the test text than each of the others, after as many steps."""
-    parts = []
-    for other in rivals(summary, OURS):
-        nats = difference(*(finals(summary, arm, "test_loss") for arm in (OURS, other)))
-        parts.append(Part(is_below_zero(nats), f"{mean_words(nats)} nats against {summary.label(other)}"))
-    return verdict(parts, f"Test loss of {summary.label(OURS)} at the end: ")
-
-
-def judge_seconds(summary: Summary) -> Verdict:
-    """Whether blocks have the lower loss on the validation text when the faster of two is done."""
-    parts = []
-    for other in rivals(summary, OURS):
-        then = at_equal_time(summary, OURS, other, "valid_loss")
-        nats = difference(then.first, then.second)
-        shares = " and ".join(f"{share:.0%}" for share in then.shares)
-        words = f"{mean_words(nats)} nats against {summary.label(other)} ({shares} of the steps done)"
-        parts.append(Part(is_below_zero(nats), words))
-    return verdict(parts, f"Validation loss of {summary.label(OURS)}: ")
-
+judge_steps = partial(judge_ends, ours=OURS, others=None, measure=Measure("test_loss", "Test loss", "nats"))
+judge_seconds = partial(judge_equal_time, ours=OURS, measure=Measure("valid_loss", "Validation loss", "nats"))
 
 CLAIMS = (
     Claim("Ours: after as many steps, Block-AdamW has a lower loss than AdamW, Muon and SOAP.", judge_steps),

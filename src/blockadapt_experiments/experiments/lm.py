@@ -21,22 +21,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import clip_grad_norm_
 
 from blockadapt.validation import Described, require, require_integer, require_number
 from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.claims.contests import Part, finals, means, rivals, verdict
 from blockadapt_experiments.claims.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
-from blockadapt_experiments.contenders.memory import state_bytes_of
 from blockadapt_experiments.contenders.schedules import ScheduleSettings, make_schedule
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.core.training import Work, best_device, initial
 from blockadapt_experiments.data.text import Corpus, find_text, read_corpus, streams, unigram_perplexity
 from blockadapt_experiments.drawing.bars import Panel, draw_bars
+from blockadapt_experiments.experiments.text_run import TextRun
 from blockadapt_experiments.models.lstm import LanguageModel, Memory, perplexity
 from blockadapt_experiments.results.intervals import interval
-from blockadapt_experiments.results.measurements import Metric, Outcome, Row, RunKey
+from blockadapt_experiments.results.measurements import Metric, Row, RunKey
 from blockadapt_experiments.results.summary import Summary
 
 LEG_STEPS = 100
@@ -88,7 +87,7 @@ class LmSettings(Settings):
             require_number("settings", name, getattr(self, name), above=0)
 
 
-class LanguageTask:
+class LanguageTask(TextRun[LanguageModel]):
     """One run, up to 100 steps a leg; a row an epoch.
 
     Rows hold epoch, step, the mean loss of a token over the epoch's training, with dropout and while the weights moved,
@@ -103,9 +102,10 @@ class LanguageTask:
         seed: Of the initial weights.
     """
 
+    counters = (*TextRun.counters, "epoch", "position", "loss_sum")
+
     def __init__(self, settings: LmSettings, corpus: Corpus, arm: str, lr: float, seed: int) -> None:
-        self.settings, self.corpus, self.device = settings, corpus, best_device()
-        self.text = streams(corpus.train, settings.streams)
+        self.settings, self.text = settings, streams(corpus.train, settings.streams)
         self.epoch_steps = (self.text.shape[1] - 1) // settings.unroll
         least = settings.streams * (settings.unroll + 1)
         tokens = Described(f"{len(corpus.train):,}")
@@ -114,13 +114,13 @@ class LanguageTask:
         measured = sum(map(len, corpus.held_out.values())) / (settings.streams * settings.unroll)
         self.work = Work(settings.epochs * self.epoch_steps, settings.epochs * measured)
         weights = int(np.random.SeedSequence(seed).generate_state(1)[0])
-        self.model = initial(lambda: make_model(settings, len(corpus.vocabulary)), weights).to(self.device)
-        self.optimizer = settings.make_optimizer(arm, self.model, lr, self.work.steps)
-        self.schedule = make_schedule(settings.schedule, self.optimizer, settings.epochs, self.epoch_steps)
+        model = initial(lambda: make_model(settings, len(corpus.vocabulary)), weights).to(best_device())
+        optimizer = settings.make_optimizer(arm, model, lr, self.work.steps)
+        schedule = make_schedule(settings.schedule, optimizer, settings.epochs, self.epoch_steps)
+        super().__init__("lm-lstm", corpus, model, optimizer, schedule, settings.clip_norm)
         self.memory: Memory | None = None
-        self.epoch = self.position = self.step = self.state_bytes = 0
+        self.epoch = self.position = 0
         self.loss_sum = 0.0
-        self.diverged = False
 
     def advance(self) -> Sequence[Row]:
         """Train for some steps; at the end of an epoch also measure."""
@@ -132,75 +132,38 @@ class LanguageTask:
             self._train()
         return (self._end_epoch(),) if self.diverged or self.position == self.epoch_steps else ()
 
-    def outcome(self) -> Outcome:
-        """What the run took, and what the text is."""
+    def numbers(self) -> dict[str, float]:
+        """Count what the run took, and say how hard the text is."""
         corpus, vocabulary = self.corpus, len(self.corpus.vocabulary)
-        numbers: dict[str, float] = {
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "steps": self.step,
-            "state_bytes": self.state_bytes,
-            "final_state_bytes": state_bytes_of(self.optimizer),
-            "diverged": int(self.diverged),
-            "vocabulary": vocabulary,
-            "train_tokens": len(corpus.train),
-        }
+        numbers = {**super().numbers(), "train_tokens": len(corpus.train)}
         for name, text in corpus.held_out.items():
             numbers[f"{name}_tokens"] = len(text)
             numbers[f"{name}_unigram_perplexity"] = unigram_perplexity(corpus.train, text, vocabulary)
-        return Outcome(numbers, {"corpus": np.array(corpus.name)})
+        return numbers
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
-        state = {
-            "corpus": self.corpus.digest,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "memory": self.memory,
-            **{name: getattr(self, name) for name in _COUNTERS},
-        }
+        """Return everything that the next step depends on."""
+        state = {**super().state_dict(), "memory": self.memory}
         if self.device.type == "cuda":
             state["generator"] = torch.cuda.get_rng_state(self.device)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken.
-
-        Raises:
-            ValueError: It was taken with another text.
-        """
-        same = state["corpus"] == self.corpus.digest
-        require(same, "lm-lstm", "data-dir", "the text that the run was begun with", Described(self.corpus.name))
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
+        """Continue where `state` was taken."""
+        super().load_state_dict(state)
         memory = state["memory"]
         self.memory = None if memory is None else (memory[0].to(self.device), memory[1].to(self.device))
-        for name in _COUNTERS:
-            setattr(self, name, state[name])
         if "generator" in state and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["generator"].cpu(), self.device)
 
     def _train(self) -> None:
-        """One step; `diverged` if that cannot be, because the loss or a gradient is not finite."""
+        """Take one step."""
         start = self.position * self.settings.unroll
         window = self.text[:, start : start + self.settings.unroll + 1].to(self.device)
-        self.optimizer.zero_grad()
         scores, memory = self.model(window[:, :-1], self.memory)
-        loss = cross_entropy(scores.flatten(0, 1), window[:, 1:].flatten())
-        loss.backward()
-        norm = clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
-        self.loss_sum += loss.item() if math.isfinite(norm.item()) else math.nan
+        self.loss_sum += self.descend(cross_entropy(scores.flatten(0, 1), window[:, 1:].flatten()))
         self.position += 1
-        if not math.isfinite(self.loss_sum):
-            self.diverged = True
-            return
-        self.optimizer.step()
-        self.schedule.after_step()
         self.memory = (memory[0].detach(), memory[1].detach())
-        self.step += 1
-        if self.step == 1:
-            self.state_bytes = state_bytes_of(self.optimizer)
 
     def _end_epoch(self) -> Row:
         self.epoch += 1
@@ -213,16 +176,13 @@ class LanguageTask:
         return row
 
 
-_COUNTERS = ("epoch", "position", "step", "state_bytes", "loss_sum", "diverged")
-
-
 def make_model(settings: LmSettings, vocabulary: int) -> LanguageModel:
-    """The model for so many words."""
+    """Build the model for so many words."""
     return LanguageModel(vocabulary, settings.hidden, settings.layers, settings.dropout, settings.init)
 
 
 def make_task(settings: LmSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> LanguageTask:
-    """The run. While learning rates are tuned the test text is not read."""
+    """Make the run. While learning rates are tuned the test text is not read."""
     cut = (settings.vocabulary, settings.train_tokens, settings.evaluation_tokens)
     corpus = read_corpus(find_text(data_dir), *cut, test=not tuning)
     return LanguageTask(settings, corpus, key.arm, lr, key.seed)
@@ -236,7 +196,7 @@ SIMILAR = 1.05
 
 
 def _text(summary: Summary) -> str:
-    """The text that the finished runs are of; several with "and" between, which no verdict can be about."""
+    """Name the text that the finished runs are of; several with "and" between, which no verdict can be about."""
     found = {
         str(summary.arrays(run.key.arm, run.key.variant, run.key.seed).get("corpus", "?"))
         for run in summary.runs
@@ -257,7 +217,7 @@ def _vocabulary(summary: Summary) -> str:
 
 
 def judge_curve(summary: Summary) -> Verdict:
-    """Whether the training loss of the clipped method, averaged over all epochs, is the lowest."""
+    """Judge whether the training loss of the clipped method, averaged over all epochs, is the lowest."""
     parts = []
     for other in rivals(summary, OURS):
         nats = difference(means(summary, OURS, "train_loss"), means(summary, other, "train_loss"))
@@ -267,7 +227,7 @@ def judge_curve(summary: Summary) -> Verdict:
 
 
 def judge_ggt(summary: Summary) -> Verdict:
-    """Whether the test perplexities of the clipped method and of GGT are alike."""
+    """Judge whether the test perplexities of the clipped method and of GGT are alike."""
     parts = []
     for other in rivals(summary, OURS, ("ggt",)):
         ratios = log_ratio(*(finals(summary, arm, "test_perplexity") for arm in (OURS, other)))
@@ -279,7 +239,7 @@ def judge_ggt(summary: Summary) -> Verdict:
 
 
 def judge_lowest(summary: Summary) -> Verdict:
-    """Whether the clipped method ends with a lower test perplexity than all others but GGT."""
+    """Judge whether the clipped method ends with a lower test perplexity than all others but GGT."""
     parts = []
     for other in rivals(summary, OURS):
         if other != "ggt":
@@ -297,7 +257,7 @@ CLAIMS = (
 
 
 def draw(summary: Summary, directory: Path) -> Sequence[Path]:
-    """Test perplexities after training, under the name of the text."""
+    """Draw the test perplexities after training, under the name of the text."""
     found = {arm: list(finals(summary, arm, "test_perplexity").values()) for arm in summary.arms}
     bars = {summary.label(arm): interval(values) for arm, values in found.items() if values}
     settings = summary.settings

@@ -87,7 +87,7 @@ def _first(examples: Examples, count: int) -> Examples:
 
 
 def _enlarged(images: Tensor) -> Tensor:
-    """Images of 8 × 8 as 24 × 24 with a margin; MNIST's as they are."""
+    """Enlarge images of 8 × 8 to 24 × 24 with a margin; leave MNIST's as they are."""
     channels, height, width = images.shape[1:]
     factor, rest = divmod(SIDE, width)
     ok = channels == 1 and height == width <= SIDE and rest % 2 == 0
@@ -123,14 +123,14 @@ PAIRS_WITH_GGT = (*PAIRS, Pair("block-adam", "ggt"))
 
 
 def _pairs(summary: Summary, pairs: tuple[Pair, ...]) -> Iterator[tuple[Pair, str]]:
-    """Those of which both have run, with their names."""
+    """Yield those of which both have run, with their names."""
     for pair in pairs:
         if rivals(summary, pair.block, (pair.other,)):
             yield pair, f"{summary.label(pair.block)} against {summary.label(pair.other)}"
 
 
 def judge_early(summary: Summary) -> Verdict:
-    """Whether training losses are within a factor of each other early on."""
+    """Judge whether training losses are within a factor of each other early on."""
     parts = []
     for pair, name in _pairs(summary, PAIRS):
         block, other = (means(summary, arm, "train_loss", EARLY, log=True) for arm in pair)
@@ -142,7 +142,7 @@ def judge_early(summary: Summary) -> Verdict:
 
 
 def judge_late(summary: Summary) -> Verdict:
-    """Whether the training loss of the block methods swings less late in training."""
+    """Judge whether the training loss of the block methods swings less late in training."""
     parts = []
     for pair, name in _pairs(summary, PAIRS):
         swings = [oscillations(summary, arm, "train_loss") for arm in pair]
@@ -155,7 +155,7 @@ def judge_late(summary: Summary) -> Verdict:
 
 
 def judge_steady(summary: Summary) -> Verdict:
-    """Whether the test accuracy of the block methods swings less late in training."""
+    """Judge whether the test accuracy of the block methods swings less late in training."""
     parts = []
     for pair, name in _pairs(summary, PAIRS_WITH_GGT):
         points = 100 * difference(*(oscillations(summary, arm, "test_accuracy") for arm in pair))
@@ -165,7 +165,7 @@ def judge_steady(summary: Summary) -> Verdict:
 
 
 def judge_higher(summary: Summary) -> Verdict:
-    """Whether the test accuracy of the block methods is higher, averaged over all epochs."""
+    """Judge whether the test accuracy of the block methods is higher, averaged over all epochs."""
     parts = []
     for pair, name in _pairs(summary, PAIRS_WITH_GGT):
         points = 100 * difference(*(means(summary, arm, "test_accuracy") for arm in pair))

@@ -94,7 +94,7 @@ class TermsSettings(Settings, TrainingSettings):
 
 
 def mlp(inputs: int) -> nn.Sequential:
-    """inputs-100-10 with ReLU; 79,510 parameters for 784 inputs."""
+    """Build inputs-100-10 with ReLU; 79,510 parameters for 784 inputs."""
     return nn.Sequential(
         OrderedDict(
             flatten=nn.Flatten(),
@@ -136,11 +136,11 @@ class TermsTask:
         return list(rows.values())
 
     def outcome(self) -> Outcome:
-        """What the training leaves, but for the weights."""
+        """Return what the training leaves, but for the weights."""
         return Outcome(self._training.outcome().numbers, {})
 
     def state_dict(self) -> dict[str, Any]:
-        """The training, and where the recorder is."""
+        """Return the training, and where the recorder is."""
         return {"training": self._training.state_dict(), "recorder": self._recorder.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class TermsTask:
 
 
 def term_rows(history: Iterable[dict[str, Any]], norm: str) -> list[Row]:
-    """A row for each recorded step: the terms of each layer and of all, with B in the paper's norm for this arm.
+    """Make a row for each recorded step: the terms of each layer and of all, with B in the paper's norm for this arm.
 
     Args:
         history: The recorder's rows, one for each parameter and step.
@@ -192,7 +192,7 @@ MUCH = 10.0
 
 
 def _mean_log(summary: Summary, arm: str, key: str) -> BySeed:
-    """The mean over the recorded steps of the logarithm, by seed; nan where a value is not positive."""
+    """Compute the mean logarithm over the recorded steps, by seed; nan where a value is not positive."""
     found = {}
     for run in summary.of(arm):
         values = run.series("step", key).values
@@ -203,7 +203,7 @@ def _mean_log(summary: Summary, arm: str, key: str) -> BySeed:
 
 
 def _log_ratios(summary: Summary, term: str) -> dict[str, np.ndarray]:
-    """Block over diagonal, by family and layer, over the seeds that both have."""
+    """Compute log(block / diagonal), by family and layer, over the seeds that both have."""
     found = {}
     for block, diagonal in PAIRS:
         for layer in LAYERS:
@@ -227,17 +227,17 @@ def _judge(summary: Summary, term: str, similar: bool) -> Verdict:
 
 
 def judge_term_a(summary: Summary) -> Verdict:
-    """Whether Term A has a similar scale."""
+    """Judge whether Term A has a similar scale."""
     return _judge(summary, "term_a", similar=True)
 
 
 def judge_term_b(term: str, summary: Summary) -> Verdict:
-    """Whether Term B is much smaller, in this norm."""
+    """Judge whether Term B is much smaller, in this norm."""
     return _judge(summary, term, similar=False)
 
 
 def draw_terms(summary: Summary, directory: Path) -> Sequence[Path]:
-    """A column for each layer, a row for each term: means over seeds."""
+    """Draw means over seeds, a column for each layer and a row for each term."""
     figure = Figure(figsize=(10, 11), dpi=150, layout="constrained")
     figure.suptitle(
         "Terms of Theorem 1 while the network learns, blocks against diagonals; mean over seeds", fontsize=11

@@ -6,14 +6,14 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
-    """A file that is there whole once the block has ended, or as it was before.
+    """Yield a file that is there whole once the block has ended, or as it was before.
 
     Raises:
         OSError: It cannot be written. The error names the file, and what was written of it is gone, so that it takes no
@@ -41,7 +41,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def atomic_text(path: Path) -> Iterator[TextIO]:
-    """The same for text, whose lines end as they are written on every system."""
+    """Yield the same for text, whose lines end as they are written on every system."""
     text = io.StringIO(newline="")
     yield text
     with atomic(path) as file:
@@ -55,7 +55,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path, owner: str = "blockadapt", fields: Mapping[str, type] | None = None) -> dict[str, Any]:
-    """The table that `write_json` wrote.
+    """Read the table that `write_json` wrote.
 
     Args:
         path: The file.
@@ -78,10 +78,12 @@ def read_json(path: Path, owner: str = "blockadapt", fields: Mapping[str, type] 
 
 
 def require_directory(owner: str, path: Path) -> None:
-    """Make the directory, or raise ValueError if that cannot be."""
-    try:
+    """Make the directory.
+
+    Raises:
+        ValueError: It cannot be made, or not be written to.
+    """
+    with suppress(OSError):
         path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError
-    except OSError:
-        raise ValueError(f"{owner}: `out` must be a directory that can be written to, got {str(path)!r}.") from None
+    if not (path.is_dir() and os.access(path, os.W_OK)):
+        raise ValueError(f"{owner}: `out` must be a directory that can be written to, got {str(path)!r}.")

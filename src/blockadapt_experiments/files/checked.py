@@ -51,7 +51,7 @@ def write_checked(path: Path, write: Callable[[Any], None]) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the file still is what `write_checked` wrote."""
+    """Tell whether the file still is what `write_checked` wrote."""
     content = os.path.getsize(path) - DIGEST_BYTES
     if content < 0:
         return False
@@ -61,7 +61,7 @@ def is_whole(path: Path) -> bool:
 
 
 def sha256_of(file: BinaryIO, size: int) -> Any:
-    """The digest, still to be continued, of the next so many bytes; of fewer if the file ends before."""
+    """Compute the digest, still to be continued, of the next so many bytes; of fewer if the file ends before."""
     sha256 = hashlib.sha256()
     while size > 0 and (piece := file.read(min(size, PIECE))):
         sha256.update(piece)

@@ -11,7 +11,7 @@ SIDE = 32
 
 
 def small_cnn(width: int, classes: int) -> nn.Sequential:
-    """Three 3×3 convolutions with ReLU, each halved by a maximum, and one linear layer; no normalisation.
+    """Build three 3×3 convolutions with ReLU, each halved by a maximum, and one linear layer, without normalisation.
 
     Args:
         width: Channels of the first convolution; the others have twice as many. 32 gives 66,570 parameters for ten

@@ -39,7 +39,7 @@ class DenseLayer(nn.Module):
         self.conv2 = nn.Conv2d(inner, growth, kernel_size=3, padding=1, bias=False)
 
     def forward(self, *maps: Tensor) -> Tensor:
-        """`maps` are the block's input and the outputs of its earlier layers."""
+        """Compute new maps from `maps`: the block's input and the outputs of its earlier layers."""
         inner = self.conv1(torch.relu(self.norm1(torch.cat(maps, dim=1))))
         output: Tensor = self.conv2(torch.relu(self.norm2(inner)))
         return output
@@ -58,7 +58,7 @@ class DenseBlock(nn.Module):
         self.checkpointing = checkpointing
 
     def forward(self, images: Tensor) -> Tensor:
-        """All maps, those of the input first."""
+        """Return all maps, those of the input first."""
         maps = [images]
         for layer in self.layers:
             if self.checkpointing and self.training and torch.is_grad_enabled():
@@ -111,14 +111,14 @@ class DenseNet(nn.Module):
         self._initialise()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores [count, classes] of images [count, 3, height, width]."""
+        """Compute scores [count, classes] of images [count, 3, height, width]."""
         images = images.contiguous(memory_format=torch.channels_last)  # a training step in two thirds of the time
         maps = torch.relu(self.norm(self.blocks(self.stem(images))))
         scores: Tensor = self.output(maps.mean(dim=(2, 3)))
         return scores
 
     def _initialise(self) -> None:
-        """Convolutions have variance 2/(k² · out), the last bias is 0; norms and the last weights are torch's."""
+        """Give convolutions the variance 2/(k² · out) and the last bias 0; norms and the last weights stay torch's."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
@@ -132,7 +132,7 @@ def require_depth(owner: str, depth: int) -> None:
 
 
 def _contexts(layer: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What the forward pass and its repetition run in."""
+    """Return what the forward pass and its repetition run in."""
     return nullcontext(), _without_statistics(layer)
 
 

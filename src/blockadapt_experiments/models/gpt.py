@@ -29,7 +29,7 @@ class Layer(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[windows, length, width] to the same."""
+        """Map [windows, length, width] to the same shape."""
         windows, length, width = x.shape
         parts = self.attention(self.norm1(x)).view(windows, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
@@ -68,7 +68,7 @@ class Gpt(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of every next token [windows, length, vocabulary], for places in the vocabulary [windows, length]."""
+        """Compute scores of every next token [windows, length, vocabulary] from tokens [windows, length]."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         scores: Tensor = self.output(self.norm(self.layers(self.tokens(tokens) + self.places(places))))
         return scores
@@ -76,7 +76,7 @@ class Gpt(nn.Module):
 
 @torch.no_grad()
 def mean_loss(model: Gpt, text: Tensor, context: int) -> float:
-    """Mean negative log-likelihood of a token in nats, over the windows of this length that the text is cut into.
+    """Measure the mean negative log-likelihood of a token in nats, over windows of this length.
 
     Args:
         model: The model.

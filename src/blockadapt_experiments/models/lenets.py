@@ -9,7 +9,7 @@ from torch import nn
 
 
 def lenet_300_100() -> nn.Sequential:
-    """LeNet-300-100: 784-300-100-10 with ReLU; 266,610 parameters."""
+    """Build LeNet-300-100: 784-300-100-10 with ReLU; 266,610 parameters."""
     return nn.Sequential(
         OrderedDict(
             flatten=nn.Flatten(),
@@ -23,7 +23,7 @@ def lenet_300_100() -> nn.Sequential:
 
 
 def lenet_5_caffe() -> nn.Sequential:
-    """LeNet-5 as Caffe ships it: no nonlinearity after the convolutions; 431,080 parameters.
+    """Build LeNet-5 as Caffe ships it: no nonlinearity after the convolutions; 431,080 parameters.
 
     Weights are U(±√(3/fan_in)), Caffe's "xavier", and biases zero.
     """

@@ -43,7 +43,7 @@ class LanguageModel(nn.Module):
             nn.init.uniform_(parameter, -init, init)
 
     def forward(self, words: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
-        """Scores of every next word [streams, length, vocabulary], and the memory after the last.
+        """Compute scores [streams, length, vocabulary] of every next word, and the memory after the last.
 
         Args:
             words: Places in the vocabulary, [streams, length].
@@ -55,7 +55,7 @@ class LanguageModel(nn.Module):
 
 @torch.no_grad()
 def perplexity(model: LanguageModel, text: Tensor, end: int, unroll: int) -> float:
-    """exp of the mean negative log-likelihood of a token, <eos> among them, in nats.
+    """Compute exp of the mean negative log-likelihood of a token, <eos> among them, in nats.
 
     Every token counts once; the first is predicted from an <eos>. The text is read in `EVALUATION_STREAMS` pieces at
     once, through which the memory is carried.

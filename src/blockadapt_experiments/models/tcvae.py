@@ -46,7 +46,7 @@ class Posterior(NamedTuple):
     log_std: Tensor
 
     def sample(self, noise: Tensor) -> Tensor:
-        """z = μ + σ ε."""
+        """Draw z = μ + σ ε."""
         return self.mean + self.log_std.exp() * noise
 
 
@@ -76,24 +76,24 @@ class ConvVAE(nn.Module):
         self.decoder = nn.Sequential(*_normalised([*opening, *growing]), nn.ConvTranspose2d(channels[0], 1, 4, 2, 1))
 
     def forward(self, images: Tensor, noise: Tensor) -> tuple[Posterior, Tensor, Tensor]:
-        """q(z|x) of images [count, 1, 64, 64], a z of each by this noise [count, latents], logits of its pixels."""
+        """Compute q(z|x) of images [count, 1, 64, 64], a z of each by this noise, and logits of its pixels."""
         posterior = self.encode(images)
         z = posterior.sample(noise)
         return posterior, z, self.decode(z)
 
     def encode(self, images: Tensor) -> Posterior:
-        """q(z|x) of images [count, 1, 64, 64]."""
+        """Compute q(z|x) of images [count, 1, 64, 64]."""
         parameters = self.encoder(images).view(-1, self.latents, 2)
         return Posterior(parameters[..., 0], parameters[..., 1])
 
     def decode(self, z: Tensor) -> Tensor:
-        """Logits of the pixels, [count, 1, 64, 64], for z [count, latents]."""
+        """Compute logits of the pixels, [count, 1, 64, 64], for z [count, latents]."""
         logits: Tensor = self.decoder(z.view(-1, self.latents, 1, 1))
         return logits
 
 
 def _normalised(layers: Sequence[nn.Conv2d | nn.ConvTranspose2d]) -> list[nn.Module]:
-    """Each layer with BatchNorm and ReLU after it."""
+    """Put BatchNorm and ReLU after each layer."""
     return [module for layer in layers for module in (layer, nn.BatchNorm2d(layer.out_channels), nn.ReLU())]
 
 
@@ -109,19 +109,19 @@ class Terms(NamedTuple):
     dimension_kl: Tensor
 
     def objective(self, beta: float) -> Tensor:
-        """What is maximised; the ELBO for β = 1."""
+        """Return what is maximised; it is the ELBO for β = 1."""
         penalties = self.mutual_information + beta * self.total_correlation + self.dimension_kl
         return self.reconstruction - penalties
 
 
 def log_normal(z: Tensor, mean: Tensor | float, log_std: Tensor | float) -> Tensor:
-    """log N(z; μ, σ²), elementwise."""
+    """Compute log N(z; μ, σ²), elementwise."""
     log_std = torch.as_tensor(log_std, dtype=z.dtype, device=z.device)
     return -0.5 * ((z - mean) * torch.exp(-log_std)) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
 
 
 def log_weights(batch: int, count: int, estimator: Estimator) -> Tensor:
-    """log w, float64 [batch, batch], such that q(zᵢ) ≈ Σⱼ wᵢⱼ q(zᵢ|xⱼ).
+    """Compute log w, float64 [batch, batch], such that q(zᵢ) ≈ Σⱼ wᵢⱼ q(zᵢ|xⱼ).
 
     Minibatch stratified sampling has wᵢᵢ = 1/N, and with M = B − 1 then (N − M)/(NM) for one fixed other j and 1/M for
     the rest; a row sums to 1. (The authors' code fills the first two columns in place of the diagonal and the one
@@ -145,7 +145,7 @@ def log_weights(batch: int, count: int, estimator: Estimator) -> Tensor:
 def objective_terms(
     images: Tensor, logits: Tensor, z: Tensor, posterior: Posterior, count: int, estimator: Estimator
 ) -> Terms:
-    """The terms of the objective.
+    """Compute the terms of the objective.
 
     Args:
         images: x, pixels in [0, 1], [B, 1, 64, 64].
@@ -171,7 +171,7 @@ def objective_terms(
 def information_gaps(
     z: Tensor, posterior: Posterior, classes: Tensor, samples: int, generator: torch.Generator
 ) -> Tensor:
-    """How much more the best latent says about each factor than the second best, as a share of the factor's entropy.
+    """Measure how much more the best latent says about each factor than the second, as a share of the factor's entropy.
 
     Iₖ = H(zₖ) − mean over values v of H(zₖ | factor = v), in nats, at least 0; the gap is (I₁ − I₂) / log(number of
     values) with I sorted downwards. Their mean over factors is the Mutual Information Gap, MIG.
@@ -201,7 +201,7 @@ def information_gaps(
 
 
 def entropies(z: Tensor, posterior: Posterior, samples: int, generator: torch.Generator) -> Tensor:
-    """H(zₖ) = −mean over some of the z of log (1/N) Σₙ q(zₖ|xₙ), for each latent, float64 [latents].
+    """Compute H(zₖ) = −mean over some of the z of log (1/N) Σₙ q(zₖ|xₙ), for each latent, float64 [latents].
 
     Args:
         z: One sample for each image, [N, latents].

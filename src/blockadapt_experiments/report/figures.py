@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from blockadapt_experiments.drawing.colours import Style, style_of
+from blockadapt_experiments.drawing.colours import Style, styles_of
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.measurements import Metric
 from blockadapt_experiments.results.summary import Band, Curve, Summary
@@ -48,10 +48,10 @@ def _figure(summary: Summary, metric: Metric, curves: dict[tuple[str, str], Curv
     figure.suptitle(f"{summary.experiment.title}\n{summary.scale} scale, {seeds}", fontsize=11)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
     for panel, variant in zip(panels, summary.variants, strict=False):
-        for number, arm in enumerate(summary.arms):
+        for arm, style in styles_of(summary.arms).items():
             diverged = summary.diverged(arm, variant)
             label = f"{summary.label(arm)} ({diverged} diverged)" if diverged else summary.label(arm)
-            _draw_curve(panel, curves[arm, variant], label, style_of(arm, number), banded=not diverged)
+            _draw_curve(panel, curves[arm, variant], label, style, banded=not diverged)
         panel.set_title(variant, fontsize=10)
         panel.set_xlabel(summary.experiment.axis)
         panel.xaxis.set_major_locator(MaxNLocator(integer=summary.experiment.axis in ("epoch", "step")))

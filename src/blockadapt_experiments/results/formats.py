@@ -14,7 +14,7 @@ _FIXED = (1e-4, 1e6)
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number with so many significant digits.
+    """Write a number with so many significant digits.
 
     >>> [number(value) for value in (0.0, 0.1, 98.25, 1200.0, 1234567.0, -3.2e-7, float("nan"))]
     ['0', '0.1', '98.25', '1,200', '1.235e6', '−3.2e-7', '–']
@@ -30,7 +30,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def estimate(mean: float, half: float) -> str:
-    """A mean with the half width of its interval, which is given two digits.
+    """Write a mean with the half width of its interval, which is given two digits.
 
     >>> estimate(0.023456, 0.00123), estimate(98.2, float("nan")), estimate(3.21e-7, 4.5e-8), estimate(1234.5, 210.0)
     ('0.0235 ± 0.0012', '98.2', '(3.21 ± 0.45)e-7', '1,234 ± 210')
@@ -46,7 +46,7 @@ def estimate(mean: float, half: float) -> str:
 
 
 def setting(value: Any) -> str:
-    """A setting as one would write it after `--set`, lists without their brackets.
+    """Write a setting as one would after `--set`, lists without their brackets.
 
     >>> setting([0, 1, 2]), setting(0.001), setting(True), setting("dev"), setting(None), setting([])
     ('0, 1, 2', '0.001', 'true', 'dev', 'none', 'none')
@@ -65,5 +65,5 @@ def _exponent(value: float) -> int:
 
 
 def _trimmed(text: str) -> str:
-    """Without zeros at its end, and with a minus sign instead of a hyphen."""
+    """Remove zeros at its end, and put a minus sign instead of a hyphen."""
     return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", "−")

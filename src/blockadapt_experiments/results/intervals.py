@@ -10,7 +10,7 @@ from scipy.special import stdtrit
 
 
 def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """Mean and half width of its 95% confidence interval, by Student's t over seeds: t₀.₉₇₅(n−1) · s/√n.
+    """Compute the mean and the half width of its 95% interval, by Student's t over seeds: t₀.₉₇₅(n−1) · s/√n.
 
     The half width of one value is nan. A value that is not finite makes both nan: a mean of the seeds that survived
     would flatter. Who wants it all the same leaves the others out.
@@ -23,7 +23,7 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
 
 
 def intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, half width and count of each column of [seeds, points], over those of its values that are finite."""
+    """Compute mean, half width and count of each column of [seeds, points], over its finite values."""
     finite = np.isfinite(values)
     count = finite.sum(axis=0)
     # A column that overflows, or holds too few values, comes out as inf or nan, which says it.

@@ -84,11 +84,11 @@ class Run:
         return {name: (np.array(places), np.array(values)) for name, (places, values) in found.items()}
 
     def measured(self, metric: str) -> bool:
-        """Whether some row has this metric."""
+        """Tell whether some row has this metric."""
         return metric in self._columns
 
     def series(self, axis: str, metric: str) -> Series:
-        """The rows that have this metric."""
+        """Return the rows that have this metric."""
         if not self.measured(metric):
             return Series(np.empty(0), np.empty(0), np.empty(0))
         places, values = self._columns[metric]
@@ -96,7 +96,7 @@ class Run:
         return Series(x[np.searchsorted(on_axis, places)], values, self.seconds[places])
 
     def diverged(self, metrics: Iterable[Metric]) -> bool:
-        """Whether it says so itself, or one of these metrics was ever not finite."""
+        """Tell whether it says so itself, or one of these metrics was ever not finite."""
         found = [self._columns[metric.key][1] for metric in metrics if self.measured(metric.key)]
         return bool(self.numbers.get("diverged")) or not all(np.isfinite(values).all() for values in found)
 
@@ -132,7 +132,7 @@ def read_run(directory: Path) -> Run:
 
 
 def read_result(directory: Path) -> tuple[dict[str, Any] | None, str]:
-    """What a run left at its end, and why that cannot be believed.
+    """Read what a run left at its end, and why that cannot be believed.
 
     Returns:
         The result, None if there is none; and a sentence if it cannot be read or its rows are not those that it counts,
@@ -156,12 +156,12 @@ def read_result(directory: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def as_number(value: Any) -> float:
-    """The value; nan for None."""
+    """Return the value; nan for None."""
     return math.nan if value is None else float(value)
 
 
 def _read_lines(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """The tables in a JSON Lines file, but for a last one that was only half written.
+    """Read the tables in a JSON Lines file, but for a last one that was only half written.
 
     Returns:
         The lines up to the first that is none, and a sentence about that one; "" if all are.
@@ -181,7 +181,7 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def _seconds_at_rows(timing: Sequence[Mapping[str, Any]], rows: int) -> np.ndarray:
-    """Time from the start until each row: known where a leg ends, and in proportion within one."""
+    """Compute the time from the start until each row: it is known where a leg ends, and in proportion within one."""
     legs = {line["leg"]: line for line in timing}  # a leg that was done again after a crash counts once
     times = np.full(rows, math.nan)
     clock, done = 0.0, 0

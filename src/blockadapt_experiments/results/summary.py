@@ -47,7 +47,7 @@ class Curve(NamedTuple):
     seconds: np.ndarray
 
     def band(self) -> Band:
-        """Mean and half width at each point, over the seeds that have a finite value there."""
+        """Compute mean and half width at each point, over the seeds that have a finite value there."""
         return Band(*intervals(self.values))
 
 
@@ -116,11 +116,11 @@ class Summary:
         return [metric for metric in self.experiment.metrics if any(run.measured(metric.key) for run in self.runs)]
 
     def metric(self, key: str) -> Metric:
-        """The experiment's metric of that name."""
+        """Return the experiment's metric of that name."""
         return next(metric for metric in self.experiment.metrics if metric.key == key)
 
     def of(self, arm: str, variant: str = "") -> list[Run]:
-        """The runs of one arm, finished or not, in the order of the seeds."""
+        """Return the runs of one arm, finished or not, in the order of the seeds."""
         keys = (RunKey(arm, variant, seed) for seed in self.seeds)
         return [self._by_key[key] for key in keys if key in self._by_key]
 
@@ -128,13 +128,13 @@ class Summary:
         return [run for run in self.of(arm, variant) if run.finished]
 
     def _series(self, arm: str, metric: str, variant: str) -> Iterator[np.ndarray]:
-        """The metric of each finished run, at least one point of it."""
+        """Yield the metric of each finished run, at least one point of it."""
         for run in self._finished(arm, variant):
             values = run.series(self.experiment.axis, metric).values
             yield values if values.size else np.array([math.nan])
 
     def curve(self, arm: str, metric: str, variant: str = "") -> Curve:
-        """The metric over the axis, for all seeds that have points of it."""
+        """Return the metric over the axis, for all seeds that have points of it."""
         found = {run.key.seed: run.series(self.experiment.axis, metric) for run in self.of(arm, variant)}
         found = {seed: series for seed, series in found.items() if series.x.size}
         x = np.unique(np.concatenate([series.x for series in found.values()])) if found else np.empty(0)
@@ -145,29 +145,29 @@ class Summary:
         return Curve(x, values, list(found), seconds)
 
     def final(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
-        """The last value."""
+        """Return the last value."""
         return np.array([values[-1] for values in self._series(arm, metric, variant)])
 
     def best(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
-        """The best value that is finite; nan for a metric of which neither more nor less is better."""
+        """Return the best value that is finite; nan for a metric of which neither more nor less is better."""
         sign = {"low": 1.0, "high": -1.0, None: math.nan}[self.metric(metric).better]
         finite = (values[np.isfinite(values)] for values in self._series(arm, metric, variant))
         return np.array([sign * (sign * values).min() if values.size else math.nan for values in finite])
 
     def oscillation(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
-        """Standard deviation over the last 20% of the points; nan for fewer than two points."""
+        """Compute the standard deviation over the last 20% of the points; nan for fewer than two points."""
         return np.array([oscillation(values) for values in self._series(arm, metric, variant)])
 
     def number(self, arm: str, name: str, variant: str = "") -> np.ndarray:
-        """One of the numbers that runs leave at their end."""
+        """Return one of the numbers that runs leave at their end."""
         return np.array([as_number(run.numbers.get(name)) for run in self._finished(arm, variant)])
 
     def number_names(self) -> list[str]:
-        """Names of all numbers that some run left."""
+        """List the names of all numbers that some run left."""
         return list(dict.fromkeys(name for run in self.runs for name in run.numbers))
 
     def to_target(self, arm: str, variant: str = "") -> list[tuple[float, float]]:
-        """Where on the axis, and after how many seconds, the target was first reached; nan if it never was."""
+        """Tell where on the axis, and after how many seconds, the target was first reached; nan if it never was."""
         if self.experiment.target is None:
             return [(math.nan, math.nan)] * len(self._finished(arm, variant))
         key, goal = self.experiment.target
@@ -181,7 +181,7 @@ class Summary:
         return reached
 
     def arrays(self, arm: str, variant: str, seed: int) -> dict[str, np.ndarray]:
-        """The arrays that a run left at its end; empty if it left none, or is not finished."""
+        """Return the arrays that a run left at its end; empty if it left none, or is not finished."""
         run = self._by_key.get(RunKey(arm, variant, seed))
         path = run.directory / "arrays.npz" if run and run.finished else None
         if path is None or not path.exists():
@@ -190,27 +190,27 @@ class Summary:
             return {name: archive[name] for name in archive.files}
 
     def seconds(self, arm: str, variant: str = "") -> np.ndarray:
-        """How long the runs took."""
+        """Tell how long the runs took."""
         return np.array([as_number((run.result or {}).get("seconds")) for run in self._finished(arm, variant)])
 
     def lr(self, arm: str, variant: str = "") -> float:
-        """The learning rate; nan before the first run."""
+        """Return the learning rate; nan before the first run."""
         return next((run.lr for run in self.of(arm, variant)), math.nan)
 
     def lr_source(self, arm: str, variant: str = "") -> str:
-        """Where the learning rate is from: "tuned", "set", or "default", which is what its authors recommend."""
+        """Tell where the learning rate is from: "tuned", "set", or "default", which is what its authors recommend."""
         if self.tuned.get(arm, {}).get(variant):
             return "tuned"
         chosen = arm in self.settings.get("lr", {}) or "lr" in self.settings.get("arms", {}).get(arm, {})
         return "set" if chosen else "default"
 
     def diverged(self, arm: str, variant: str = "") -> int:
-        """The number of seeds that had a value that is not finite."""
+        """Count the seeds that had a value that is not finite."""
         return sum(run.diverged(self.experiment.metrics) for run in self.of(arm, variant))
 
 
 def oscillation(values: np.ndarray) -> float:
-    """Standard deviation of the last 20% of the values; nan for fewer than two, or one that is not finite."""
+    """Compute the deviation of the last 20% of the values; nan for fewer than two, or one that is not finite."""
     tail = values[-math.ceil(TAIL * values.size) :]
     if tail.size < 2 or not np.isfinite(tail).all():
         return math.nan

@@ -39,5 +39,5 @@ class Board:
         self._writer.flush()
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the log: nothing more will come."""
         self._writer.close()

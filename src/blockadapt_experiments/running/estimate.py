@@ -15,6 +15,7 @@ from blockadapt import plan
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt_experiments.contenders.memory import state_bytes_of
 from blockadapt_experiments.core.training import Work
+from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import Row, RunKey
 from blockadapt_experiments.running.runner import Request, threads, warm_up
 
@@ -75,7 +76,7 @@ def dry_run(request: Request) -> Iterator[Estimate]:
     """
     for arm, variant in request.arms():
         with threads(request.threads):
-            warm_up()
+            warm_up(get_experiment(request.experiment).dtype)
             seed = request.settings.seeds[0]
             torch.manual_seed(seed)
             task = request.task(RunKey(arm, variant, seed), request.lr(arm))
@@ -83,10 +84,13 @@ def dry_run(request: Request) -> Iterator[Estimate]:
                 yield _estimate(task, arm, variant)
 
 
-def total_seconds(estimates: Sequence[Estimate], request: Request, workers: int, tune: bool) -> float:
-    """Of all runs, so many at once; with the trials of tuning if asked, which are a little shorter than runs."""
+def total_seconds(estimates: Sequence[Estimate], request: Request, workers: int, points: int) -> float:
+    """Give the time of all runs, so many at once, and of the trials at so many points of a grid if there are any.
+
+    Trials are a little shorter than runs; those beyond the grid are not counted.
+    """
     settings = request.settings
-    repeats = len(settings.seeds) + (settings.tune.trials * len(settings.tune.seeds) if tune else 0)
+    repeats = len(settings.seeds) + points * len(settings.tune.seeds)
     return sum(estimate.seconds for estimate in estimates) * repeats / workers
 
 

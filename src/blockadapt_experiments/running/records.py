@@ -29,7 +29,7 @@ from blockadapt.validation import refusal
 from blockadapt_experiments.core.config import first_difference, grown, run_settings
 from blockadapt_experiments.files.atomic import atomic, read_json, write_json
 from blockadapt_experiments.files.checked import is_whole, sha256_of, write_checked
-from blockadapt_experiments.results.measurements import Outcome, Row, RunKey
+from blockadapt_experiments.results.measurements import Outcome, Row, RunKey, runs_asked
 from blockadapt_experiments.results.recorded_runs import NOTES, read_result
 
 
@@ -42,7 +42,7 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         out: The directory of the experiment.
         about: Its name, scale, settings, data and whether learning rates are tuned, which must not change but for what
-            it may grow by; the command; and the environment, of which the first is kept.
+            it may grow by; which runs are asked for; the command; and the environment, of which the first is kept.
 
     Raises:
         ValueError: The directory holds other runs; the sentence names the first key that differs.
@@ -54,11 +54,13 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
             return dict(about)
         before = read_json(path, "run", {"settings": dict})
         settings = joined(out, about, before)
-        if settings == before["settings"]:
+        asked = before.get("asked", [])
+        asked = [*asked, *(each for each in about.get("asked", []) if not runs_asked([each]) <= runs_asked(asked))]
+        if settings == before["settings"] and asked == before.get("asked", []):
             return before
         lines = dict.fromkeys([*str(before.get("command", "")).splitlines(), str(about["command"])])
         code = {**before.get("code", {}), **about.get("code", {})}
-        now = {**before, "settings": settings, "code": code, "command": "\n".join(filter(None, lines))}
+        now = {**before, "settings": settings, "asked": asked, "code": code, "command": "\n".join(filter(None, lines))}
         write_json(path, now)
         return now
 
@@ -70,7 +72,8 @@ def joined(out: Path, about: Mapping[str, Any], before: Mapping[str, Any]) -> di
         ValueError: It holds other runs; the sentence names the first key that differs.
     """
     where = f"the runs in {out}"
-    others = {key: value for key, value in about.items() if key not in ("settings", "code", "command", "environment")}
+    apart = ("settings", "asked", "code", "command", "environment")
+    others = {key: value for key, value in about.items() if key not in apart}
     _require_same(others, before, where)
     codes = [each.get("code", {}) for each in (about, before)]
     both = codes[0].keys() & codes[1].keys()
@@ -85,7 +88,7 @@ def _require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str
         if name not in theirs:
             continue
         key = "" if name == "settings" else name
-        different = first_difference(ours[name], theirs.get(name), key)
+        different = first_difference(ours[name], theirs[name], key)
         if different:
             raise ValueError(refusal("run", different.key, f"{different.theirs!r} as in {where}", different.ours))
 
@@ -96,11 +99,13 @@ class RunRecord:
     Args:
         out: The directory of the experiment.
         key: Which run.
+        trial: What the run tries, if it is a trial of tuning. A trial keeps no arrays.
     """
 
-    def __init__(self, out: Path, key: RunKey) -> None:
-        self.key = key
-        self.folder = out / "runs" / key.arm / (key.variant or "-") / f"seed-{key.seed}"
+    def __init__(self, out: Path, key: RunKey, trial: str = "") -> None:
+        self.key, self.trial = key, trial
+        place = out / ("tuning" if trial else "runs") / key.arm / (key.variant or "-") / trial
+        self.folder = place / f"seed-{key.seed}"
         self.error = self.folder / "error.txt"
         self.metrics = self.folder / "metrics.jsonl"
         self._about = self.folder / "run.json"
@@ -129,6 +134,12 @@ class RunRecord:
         """What the run was begun with; None if it was not."""
         fields = {"environment": dict}
         return read_json(self._about, "run", fields) if self._about.exists() else None
+
+    @property
+    def held(self) -> bool:
+        """Whether another process has the run in hand."""
+        with self.locked() as ours:
+            return not ours
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
@@ -231,7 +242,7 @@ class RunRecord:
 
     def finish(self, outcome: Outcome, peak_memory_bytes: int) -> None:
         """Write what is left to say; from now on the run is finished."""
-        if outcome.arrays:
+        if outcome.arrays and not self.trial:
             with atomic(self._arrays) as file:
                 _write_arrays(file, outcome.arrays)
         seconds = sum(json.loads(line)["seconds"] for line in self._timing.read_text(encoding="utf-8").splitlines())

@@ -6,11 +6,11 @@ import contextlib
 import os
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -31,11 +31,39 @@ from blockadapt_experiments.running.environment import (
     peak_memory_bytes,
     reset_peak_memory,
 )
+from blockadapt_experiments.running.jobs import Done, Failed, Leg, Note, Report
 from blockadapt_experiments.running.records import RunRecord
-from blockadapt_experiments.running.workers import Leg, Note, Report
 
 SAVING_SHARE = 0.05
 """Checkpoints are written after a leg, but take no more than this share of the time."""
+
+PATIENCE = 1.0
+"""Seconds between two looks at runs that other processes have in hand."""
+
+
+Values = tuple[tuple[str, float], ...]
+"""Settings of the optimizer by name, where more than the learning rate was tuned."""
+
+
+class Choice(NamedTuple):
+    """What tuning chooses for an arm.
+
+    Attributes:
+        lr: The learning rate.
+        values: What else was tuned.
+    """
+
+    lr: float
+    values: Values = ()
+
+    @property
+    def label(self) -> str:
+        """Its name for people, and of its folder.
+
+        >>> Choice(0.01, (("weight_decay", 1e-4),)).label
+        'lr=0.01,weight_decay=0.0001'
+        """
+        return ",".join(f"{name}={value:g}" for name, value in (("lr", self.lr), *self.values))
 
 
 @dataclass(frozen=True)
@@ -71,9 +99,14 @@ class Request:
         names = [self.experiment, *(self.settings.arm(name).optimizer for name in arms)]
         return code_of([*names, str(getattr(self.settings, "data", ""))])
 
-    def task(self, key: RunKey, lr: float, tuning: bool = False) -> Task:
+    def task(self, key: RunKey, lr: float, tuning: bool = False, values: Values = ()) -> Task:
         """Make the run."""
-        return get_experiment(self.experiment).task(self.settings, key, lr, self.data_dir, tuning)
+        settings = self.settings_of(key.arm, values)
+        return get_experiment(self.experiment).task(settings, key, lr, self.data_dir, tuning)
+
+    def settings_of(self, arm: str, values: Values) -> Settings:
+        """Give the settings in which this arm has these values for its own."""
+        return self.settings.changed(arm, dict(values)) if values else self.settings
 
     def arms(self) -> list[tuple[str, str]]:
         """Every optimizer with every variant."""
@@ -85,7 +118,7 @@ class Request:
         return [RunKey(arm, variant, seed) for seed in self.settings.seeds for arm, variant in self.arms()]
 
     def lr(self, arm: str) -> float:
-        """The learning rate where none was tuned; 0 for an arm that is no optimizer."""
+        """Give the learning rate where none was tuned; 0 for an arm that is no optimizer."""
         return self.settings.first_lr(arm)
 
 
@@ -96,21 +129,29 @@ def _request(origins: Sequence[Origin], fields: bytes) -> Request:
 
 @dataclass(frozen=True)
 class RunJob:
-    """One run, to be done in any process."""
+    """One run, to be done in any process.
+
+    Attributes:
+        request: The experiment.
+        key: Which run.
+        choice: The learning rate, and what else was tuned.
+        tuning: Whether it is a trial: a run on a part of the training data, which never sees test data.
+    """
 
     request: Request
     key: RunKey
-    lr: float
+    choice: Choice
+    tuning: bool = False
 
     @property
     def record(self) -> RunRecord:
         """Its record on disk."""
-        return RunRecord(self.request.out, self.key)
+        return RunRecord(self.request.out, self.key, self.choice.label if self.tuning else "")
 
     @property
     def label(self) -> str:
         """Its name for people."""
-        return self.key.label
+        return f"tuning, {self.key.label}, {self.choice.label}" if self.tuning else self.key.label
 
     @property
     def error(self) -> Path:
@@ -127,9 +168,13 @@ class RunJob:
                 self._continue(record, report)
             record.clear()  # the process may have died between a result and this
             rows = record.rows()
-            if self.request.tensorboard:
+            if self._boarded:
                 self._board(record, rows).close()
             return rows[-1] if rows else {}
+
+    @property
+    def _boarded(self) -> bool:
+        return self.request.tensorboard and not self.tuning
 
     def _board(self, record: RunRecord, rows: Sequence[Row]) -> Board:
         folder = self.request.out / "tensorboard" / record.folder.relative_to(self.request.out / "runs")
@@ -140,18 +185,19 @@ class RunJob:
             "experiment": self.request.experiment,
             "scale": self.request.scale,
             **self.key._asdict(),
-            "lr": self.lr,
-            "settings": run_settings(plain(self.request.settings), self.key.arm),
+            "lr": self.choice.lr,
+            "tuning": self.tuning,
+            "settings": run_settings(plain(self.request.settings_of(self.key.arm, self.choice.values)), self.key.arm),
         }
         before = record.about
         # A run that was begun keeps its number of threads, on which its last digits depend.
         with threads(before["environment"]["threads"] if before else self.request.threads):
-            warm_up()
+            warm_up(get_experiment(self.request.experiment).dtype)
             reset_peak_memory()
             torch.manual_seed(self.key.seed)
             here = environment()
             with data_read() as data:
-                task = self.request.task(self.key, self.lr)
+                task = self.request.task(self.key, self.choice.lr, self.tuning, self.choice.values)
             code = self.request.code(self.key.arm)
             record.begin({**about, "data_sha256": data, "code": code, "environment": here})
             state, troubles = record.resume()
@@ -159,7 +205,7 @@ class RunJob:
             for words in _told(troubles, leg, here, before["environment"] if before and state else here):
                 record.note(leg, words)
                 report(Note(words))
-            board = self._board(record, record.rows()) if self.request.tensorboard else None
+            board = self._board(record, record.rows()) if self._boarded else None
             _take_forward(task, state, record, report, board)
 
 
@@ -177,7 +223,7 @@ def _told(troubles: Sequence[str], leg: int, here: Mapping[str, Any], before: Ma
 def _take_forward(
     task: Task, state: Mapping[str, Any] | None, record: RunRecord, report: Report, board: Board | None
 ) -> None:
-    """From where this state was taken to the end."""
+    """Do what is left, from where this state was taken to the end."""
     done, peak = 0, 0
     last: Row = {}
     if state:
@@ -209,11 +255,11 @@ def _take_forward(
     record.finish(Outcome(numbers, outcome.arrays), max(peak, peak_memory_bytes()))
 
 
-@lru_cache(maxsize=1)
-def warm_up() -> None:
+@lru_cache
+def warm_up(dtype: torch.dtype = torch.float32) -> None:
     """Load the kernel, or compile it: that takes seconds, once in a process, and is no part of a run's time."""
-    weight = nn.Parameter(torch.zeros(2))
-    weight.grad = torch.zeros(2)
+    weight = nn.Parameter(torch.zeros(2, dtype=dtype))
+    weight.grad = torch.zeros_like(weight)
     BlockAdam([weight]).step()
 
 
@@ -232,14 +278,22 @@ def advance(task: Task) -> tuple[Sequence[Row], bool]:
         torch.set_flush_denormal(False)
 
 
+def most_jobs() -> tuple[int, str]:
+    """Say how many runs this machine does at once, and one for each of what: a GPU where it has some, else a core."""
+    gpus = torch.cuda.device_count()
+    return (gpus, "GPUs") if gpus else (available_cores(), "cores")
+
+
 def threads_for(jobs: int) -> int:
-    """Threads for each of so many runs at once: one, or as many as OMP_NUM_THREADS asks for and the cores allow.
+    """Give the threads for each of so many runs at once: one, or what OMP_NUM_THREADS asks for and the cores allow.
+
+    With 0 jobs the runs are on other machines, whose cores are not counted.
 
     Small nets gain nothing from a second thread and lose much where the machine is busy; and results whose last digits
     depend on the number of threads are then the same on every machine. `--jobs` uses the other cores.
     """
     asked = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else 1
-    return max(1, min(asked, available_cores() // jobs))
+    return max(1, min(asked, available_cores() // jobs)) if jobs else asked
 
 
 @contextlib.contextmanager
@@ -253,9 +307,33 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run_jobs(request: Request, lrs: Mapping[tuple[str, str], float]) -> list[RunJob]:
-    """All runs as jobs; `lrs` are learning rates by arm and variant, where they were tuned."""
-    return [RunJob(request, key, lrs.get((key.arm, key.variant), request.lr(key.arm))) for key in request.runs()]
+def run_jobs(request: Request, choices: Mapping[tuple[str, str], Choice]) -> list[RunJob]:
+    """Make all runs jobs; `choices` has what was tuned, by arm and variant."""
+    return [
+        RunJob(request, key, choices.get((key.arm, key.variant), Choice(request.lr(key.arm)))) for key in request.runs()
+    ]
+
+
+Do = Callable[[Sequence[RunJob]], Sequence[Done | Failed]]
+"""Does jobs, and returns how each ended."""
+
+
+def do_all(jobs: Sequence[RunJob], do: Do, on_wait: Callable[[Sequence[RunJob]], None]) -> list[Done | Failed]:
+    """Do jobs until each has ended, here or in another process that has it in hand; returns how each ended.
+
+    A run that another process leaves unfinished is taken over. `on_wait` is told which runs there are to wait for, when
+    nothing else is left to do.
+    """
+    ends: dict[int, Done | Failed] = {}
+    left = list(range(len(jobs)))
+    while left:
+        ends.update(zip(left, do([jobs[index] for index in left]), strict=True))
+        left = [index for index in left if ends[index] == Done(None)]
+        if left:
+            on_wait([jobs[index] for index in left])
+        while left and all(jobs[index].record.held for index in left):
+            time.sleep(PATIENCE)
+    return [ends[index] for index in range(len(jobs))]
 
 
 def check(jobs: Sequence[RunJob]) -> dict[str, str]:
@@ -266,5 +344,5 @@ def check(jobs: Sequence[RunJob]) -> dict[str, str]:
     """
     with data_read() as data:
         for job in {(job.key.arm, job.key.variant): job for job in jobs}.values():
-            job.request.task(job.key, job.lr)
+            job.request.task(job.key, job.choice.lr)
     return data

@@ -1,99 +1,86 @@
-"""Find learning rates: for each arm the best of one grid, judged on validation data, never on test data.
+"""Tune: for each arm the best point of one grid, judged on validation data, never on test data.
 
-Every arm tries the same learning rates, `trials` of them evenly spaced on a log scale from `low` to `high`. A grid
-rather than a sampler that learns, because every arm then has the same chances, and because the outcome does not depend
-on the order in which trials end: one process or ten machines find the same. The value of a trial is the objective,
-averaged over the last 20% of its measurements and over seeds that the experiment itself does not use; a trial that
-diverges has the worst there is. Of equal ones the smaller learning rate wins.
+Every arm tries the same grid. A grid rather than a sampler that learns, because every arm then has the same chances,
+and because the outcome does not depend on the order in which trials end: one process or ten machines find the same.
+Where the best point is at an edge, the arm tries the next one beyond it too, until the best is inside or the limit is
+reached, which is one for all arms. Of equal points the smaller learning rate of the grid wins, and a point beyond the
+grid only if it is better.
 
-Each arm is a study of Optuna, in a database that several processes and machines may share. A process claims a trial
-there and gives signs of life while it works; a trial whose process has died is put up again.
+The value of a point is the objective, averaged over the last 20% of the measurements of a run and over runs with seeds
+that the experiment itself does not use. A run that diverges makes it the worst there is.
+
+A trial is a run like any other, with a record below `tuning/`. So it can be killed and goes on, in any process that
+sees the folder: the folder is the study.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import math
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import optuna
-import torch
-from optuna.exceptions import ExperimentalWarning
-from optuna.storages import RDBStorage, fail_stale_trials
-from optuna.trial import TrialState
-from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
-from blockadapt import __version__
-from blockadapt.validation import refusal
-from blockadapt_experiments.core.config import plain, run_settings
-from blockadapt_experiments.core.settings import TuneSettings
+from blockadapt_experiments.contenders.catalogue import find_contender
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.results.measurements import Row, RunKey
+from blockadapt_experiments.results.measurements import RunKey
+from blockadapt_experiments.results.recorded_runs import read_result
 from blockadapt_experiments.results.summary import TAIL
-from blockadapt_experiments.running.environment import git_state
-from blockadapt_experiments.running.runner import Request, advance, threads
-from blockadapt_experiments.running.storage import is_postgres, with_driver, without_password
-from blockadapt_experiments.running.workers import Done, Failed, Leg, Report
+from blockadapt_experiments.running.grids import Point, Span, grid, lr_span, outward, values
+from blockadapt_experiments.running.jobs import Done, Failed
+from blockadapt_experiments.running.runner import Choice, Do, Request, RunJob, do_all
 
-HEARTBEAT = 5
-"""Seconds between two signs of life."""
-
-GRACE = 15
-"""Seconds without one after which a trial is taken for dead. If it was not, it is done twice, to the same value."""
-
-PATIENCE = 1.0
-"""Seconds between two looks at trials that others have claimed."""
-
-PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2)
-"""Seconds between attempts to open a database that another process is just making."""
-
-POINT = "point"
-"""The attribute of a trial that says which point of the grid it is."""
-
-ALIVE = "alive"
-"""The attribute of a trial that has given its first sign of life; Optuna never misses a trial that has given none."""
-
-MADE_WITH = "made with"
-"""The attribute of a trial that says with which code and threads its value was made."""
-
-TAKEN = (TrialState.COMPLETE, TrialState.RUNNING)
+Tuned = dict[str, dict[str, dict[str, Any]]]
+"""What was found, by arm and variant."""
 
 
-def grid(tune: TuneSettings) -> list[float]:
-    """The learning rates to try."""
-    rounded = (float(f"{lr:.3g}") for lr in np.geomspace(tune.low, tune.high, tune.trials)[1:-1])
-    return [tune.low, *(min(max(lr, tune.low), tune.high) for lr in rounded), tune.high]
+@dataclass
+class Search:
+    """What one arm has tried so far.
 
-
-@dataclass(frozen=True)
-class TrialJob:
-    """The next trial of one arm that nobody has claimed, to be done in any process."""
+    Attributes:
+        request: The experiment.
+        arm: The arm.
+        variant: The variant.
+        spans: The grid.
+        found: The value of every point that was tried; infinitely bad where a run diverged.
+        failed: Whether a trial has raised, which is nothing that a value could be made of.
+    """
 
     request: Request
-    storage: str
-    data: str
     arm: str
     variant: str
+    spans: Sequence[Span]
+    found: dict[Point, float] = field(default_factory=dict)
+    failed: bool = False
+
+    def trials(self, point: Point) -> list[RunJob]:
+        """Make the runs of a point, one for each seed of tuning."""
+        lr, *others = values(self.spans, point).items()
+        choice = Choice(lr[1], tuple(others))
+        seeds = self.request.settings.tune.seeds
+        return [RunJob(self.request, RunKey(self.arm, self.variant, seed), choice, tuning=True) for seed in seeds]
+
+    def next_points(self) -> list[Point]:
+        """List what to try next: the grid, then what is beyond it, next to the best; nothing at the end."""
+        if self.failed:
+            return []
+        if not self.found:
+            return grid(self.spans)
+        beyond = [point for _, _, point in outward(self.spans, self.found, self.best)]
+        return beyond[: self.request.settings.tune.extensions - self.extensions]
 
     @property
-    def label(self) -> str:
-        """Its name for people."""
-        return ", ".join(part for part in ("tuning", self.arm, self.variant) if part)
+    def extensions(self) -> int:
+        """How many points beyond the grid were tried."""
+        return len(self.found) - math.prod(span.points for span in self.spans)
 
     @property
-    def error(self) -> Path:
-        """Where the traceback goes if it fails."""
-        return self.request.out / "tuning" / self.arm / (self.variant or "-") / "error.txt"
+    def best(self) -> Point:
+        """The best point; of equal ones that which was tried first."""
+        sign = 1 if self.low_is_better else -1
+        return min(self.found, key=lambda point: sign * self.found[point])
 
     @property
     def low_is_better(self) -> bool:
@@ -101,217 +88,127 @@ class TrialJob:
         experiment = get_experiment(self.request.experiment)
         return next(metric.better for metric in experiment.metrics if metric.key == experiment.objective) != "high"
 
-    def study(self) -> optuna.Study:
-        """The study of this arm, whose name changes with the settings and the data that its values depend on.
+    def judge(self, point: Point) -> None:
+        """Read the value of a point from the records of its trials."""
+        objective = get_experiment(self.request.experiment).objective
+        assert objective is not None
+        tails = [_tail(job, objective) for job in self.trials(point)]
+        worst = math.inf if self.low_is_better else -math.inf
+        self.found[point] = sum(tails) / len(tails) if all(map(math.isfinite, tails)) else worst
 
-        They depend on code and threads a little too: each trial keeps with which it was made.
-        """
-        everything = plain(self.request.settings)
-        made = {"tune": everything["tune"], "": self.data, "code": self.request.code(self.arm)}
-        settings = {**run_settings(everything, self.arm), **made}
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-        parts = (self.request.experiment, self.request.scale, self.arm, self.variant, digest)
-        return optuna.create_study(
-            storage=_storage(self.storage),
-            study_name=" ".join(part for part in parts if part),
-            direction="minimize" if self.low_is_better else "maximize",
-            sampler=optuna.samplers.RandomSampler(seed=0),  # never asked: every trial is put up with its learning rate
-            load_if_exists=True,
-        )
+    def record(self) -> dict[str, Any]:
+        """Give what `tuned.json` keeps; a value is None where a run diverged."""
+        choice, best = self.trials(self.best)[0].choice, self.found[self.best]
+        at = {point: values(self.spans, point) for point in sorted(self.found)}
+        sign = 1 if self.low_is_better else -1
+        by_lr: dict[float, float] = {}
+        for point, named in at.items():
+            value = self.found[point]
+            by_lr[named["lr"]] = sign * min(sign * value, sign * by_lr.get(named["lr"], value))
+        kept: dict[str, Any] = {
+            "lr": choice.lr,
+            "trials": len(self.found),
+            "objective": get_experiment(self.request.experiment).objective,
+            "value": _finite(best),
+            "tried": [[lr, _finite(value)] for lr, value in by_lr.items()],
+        }
+        if choice.values:
+            kept["values"] = dict(choice.values)
+            kept["points"] = [{**named, "value": _finite(self.found[point])} for point, named in at.items()]
+        if self.extensions:
+            kept["extensions"] = self.extensions
+        warning = " ".join(self._warnings())
+        return {**kept, "warning": warning} if warning else kept
 
-    def __call__(self, report: Report) -> Row | None:
-        """Do it; returns the learning rate with its value, or None if there was nothing to claim."""
-        study, rates = self.study(), grid(self.request.settings.tune)
-        tried: list[Row] = []
-
-        def objective(trial: optuna.Trial) -> float:
-            point = trial.user_attrs.get(POINT)
-            if point is None or _claimed_before(study, trial, point):  # others were faster
-                raise optuna.TrialPruned
-            _storage(self.storage).record_heartbeat(trial._trial_id)
-            trial.set_user_attr(ALIVE, True)
-            trial.set_user_attr(MADE_WITH, _made_with(self.request.threads))
-            trial.suggest_float("lr", rates[0], rates[-1], log=True)  # for those who read the database
-            value = self._value(rates[point], report)
-            tried.append({"lr": rates[point], "value": value})
-            return value
-
-        try:
-            if study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-                study.optimize(objective, n_trials=1)
-        except ValueError:
-            if not tried:
-                raise
-            return None  # the machine slept past the grace and the trial was declared dead: it will be put up again
-        return tried[0] if tried else None
-
-    def _value(self, lr: float, report: Report) -> float:
-        """The objective, averaged over seeds; infinitely bad if one of them diverges."""
-        seeds = self.request.settings.tune.seeds
-        values = []
-        with threads(self.request.threads):
-            for seed in seeds:
-                values.append(self._objective(lr, seed, report))
-                if not math.isfinite(values[-1]):
-                    return math.inf if self.low_is_better else -math.inf
-        return sum(values) / len(values)
-
-    def _objective(self, lr: float, seed: int, report: Report) -> float:
-        """The objective at the end of one run; nan if it diverges."""
-        key = get_experiment(self.request.experiment).objective
-        torch.manual_seed(seed)
-        task = self.request.task(RunKey(self.arm, self.variant, seed), lr, tuning=True)
-        measured: list[float] = []
-        for leg in range(task.legs):
-            rows, diverged = advance(task)
-            measured += [float(row[key]) for row in rows if key in row]
-            if diverged or not all(map(math.isfinite, measured)):
-                return math.nan
-            report(Leg(leg + 1, task.legs, {"lr": lr}))
-        if task.outcome().numbers.get("diverged"):
-            return math.nan
-        return float(np.mean(measured[-math.ceil(TAIL * len(measured)) :]))
-
-
-def _claimed_before(study: optuna.Study, trial: optuna.Trial, point: int) -> bool:
-    """Whether another process has put up the same point at the same time, and its trial comes first."""
-    taken = study.get_trials(deepcopy=False, states=TAKEN)
-    return any(other.number < trial.number and other.user_attrs.get(POINT) == point for other in taken)
-
-
-@lru_cache(maxsize=1)
-def _storage(url: str) -> RDBStorage:
-    """The database. Of two that first open it at once, one may find tables half made by the other: it tries again."""
-    try:
-        for pause in PAUSES:
-            with contextlib.suppress(DatabaseError):
-                return _opened(url)
-            time.sleep(pause)
-        return _opened(url)
-    except (SQLAlchemyError, ImportError) as error:
-        if isinstance(error, ImportError) and is_postgres(url):
-            install = 'pip install "blockadapt[postgres]"'
-            raise ValueError(f"run: `storage` needs the driver of PostgreSQL; install it with {install}.") from error
-        rule = f"the URL of a database that can be opened ({type(error).__name__})"
-        raise ValueError(refusal("run", "storage", rule, without_password(url))) from error
-
-
-def _opened(url: str) -> RDBStorage:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}  # others may be writing
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        return RDBStorage(with_driver(url), engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
-
-
-Tuned = dict[str, dict[str, dict[str, Any]]]
-"""What was found, by arm and variant."""
+    def _warnings(self) -> list[str]:
+        told = []
+        if not math.isfinite(self.found[self.best]):
+            told.append("Every learning rate diverged.")
+        else:
+            count = f"{self.extensions} point{'s' * (self.extensions > 1)}"
+            after = f", after {count} beyond the grid" if self.extensions else ""
+            for span, edge, _ in outward(self.spans, self.found, self.best):
+                what, move = span.name, "widen its range"
+                if what == "lr":
+                    what, move = "learning rate", f"move `tune.{'low' if edge == 'lower' else 'high'}`"
+                told.append(f"The best {what} is at the {edge} edge of the range{after}; {move} and tune again.")
+        made = sorted({_made_with(job) for point in self.found for job in self.trials(point)})
+        if len(made) > 1:
+            told.append(f"Its trials were made with different code or threads: {'; '.join(made)}.")
+        return told
 
 
 def tune(
     request: Request,
-    storage: str,
-    data: Mapping[str, str],
-    do: Callable[[Sequence[TrialJob]], Sequence[Done | Failed]],
-    on_wait: Callable[[int], None],
+    over: Sequence[Span],
+    do: Do,
+    on_wait: Callable[[Sequence[RunJob]], None],
 ) -> Tuned:
-    """Try all learning rates of all arms, and return what was found, as `tuned.json` has it.
+    """Try the grid with all arms, and what is beyond it where that is best.
 
     Args:
         request: The experiment.
-        storage: URL of the database.
-        data: The digest of every data set of the experiment, by its name.
+        over: What is tuned beside the learning rate.
         do: Does jobs, and returns how each ended.
-        on_wait: Told how many trials others have claimed, while there is nothing else left to do.
+        on_wait: Told which trials other processes have in hand, while there is nothing else left to do.
 
     Returns:
-        What was found. An arm of which a trial has failed is left out.
+        What `tuned.json` keeps. An arm of which a trial has failed is left out.
     """
-    digest = json.dumps(dict(data), sort_keys=True)
-    jobs = [TrialJob(request, storage, digest, arm, variant) for arm, variant in request.arms()]
-    broken: set[int] = set()
-    while True:
-        left = {index: _put_up(job) for index, job in enumerate(jobs) if index not in broken}
-        turns = range(request.settings.tune.trials)
-        todo = [index for turn in turns for index in left if turn < left[index].waiting]  # all arms get on alike
-        if todo:
-            ends = do([jobs[index] for index in todo])
-            broken |= {index for index, end in zip(todo, ends, strict=True) if isinstance(end, Failed)}
-        elif claimed := sum(trials.claimed for trials in left.values()):
-            on_wait(claimed)
-            time.sleep(PATIENCE)
-        else:
-            break
-    found: Tuned = {}
-    for index in left:
-        found.setdefault(jobs[index].arm, {})[jobs[index].variant] = _best(jobs[index])
-    return found
+    searches = [Search(request, arm, variant, _spans(request, arm, over)) for arm, variant in request.arms()]
+    while asked := [(search, points) for search in searches if (points := search.next_points())]:
+        turns = range(max(len(points) for _, points in asked))
+        trials = [  # all arms get on alike
+            (search, job)
+            for turn in turns
+            for search, points in asked
+            if turn < len(points)
+            for job in search.trials(points[turn])
+        ]
+        ends: Sequence[Done | Failed] = do_all([job for _, job in trials], do, on_wait)
+        for (search, _), end in zip(trials, ends, strict=True):
+            search.failed |= isinstance(end, Failed)
+        for search, points in asked:
+            for point in () if search.failed else points:
+                search.judge(point)
+    kept: Tuned = {}
+    for search in searches:
+        if not search.failed:
+            kept.setdefault(search.arm, {})[search.variant] = search.record()
+    return kept
 
 
-class Left(NamedTuple):
-    """Trials that can be claimed, and those that are."""
-
-    waiting: int
-    claimed: int
-
-
-def _put_up(job: TrialJob) -> Left:
-    """Put up every point of the grid that is not done, claimed or waiting; also those whose process has died."""
-    study = job.study()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        fail_stale_trials(study)
-        _fail_stillborn(study, _storage(job.storage))
-    trials = study.get_trials(deepcopy=False, states=(*TAKEN, TrialState.WAITING))
-    found = {trial.user_attrs.get(POINT): trial.state for trial in trials}
-    for point, lr in enumerate(grid(job.request.settings.tune)):
-        if point not in found:
-            study.enqueue_trial({"lr": lr}, user_attrs={POINT: point})
-            found[point] = TrialState.WAITING
-    states = list(found.values())
-    return Left(states.count(TrialState.WAITING), states.count(TrialState.RUNNING))
-
-
-def _fail_stillborn(study: optuna.Study, storage: RDBStorage) -> None:
-    """Give up trials whose process has died between the claim and the first sign of life."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        started = trial.datetime_start or datetime.now()
-        if ALIVE not in trial.user_attrs and datetime.now() - started > timedelta(seconds=GRACE):
-            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-                storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-
-
-def _best(job: TrialJob) -> dict[str, Any]:
-    """The best learning rate of an arm, with what else was tried; a value is None where the run diverged."""
-    rates = grid(job.request.settings.tune)
-    done = job.study().get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    values = {trial.user_attrs[POINT]: trial.value for trial in done if trial.value is not None}
-    sign = 1 if job.low_is_better else -1
-    best = min(sorted(values), key=lambda point: sign * values[point])
-    found: dict[str, Any] = {
-        "lr": rates[best],
-        "trials": len(values),
-        "objective": get_experiment(job.request.experiment).objective,
-        "value": _finite(values[best]),
-        "tried": [[rates[point], _finite(values[point])] for point in sorted(values)],
+def choices_of(tuned: Tuned) -> dict[tuple[str, str], Choice]:
+    """Give what the runs of an experiment are made with, by arm and variant."""
+    return {
+        (arm, variant): Choice(best["lr"], tuple(best.get("values", {}).items()))
+        for arm, variants in tuned.items()
+        for variant, best in variants.items()
     }
-    told = []
-    if found["value"] is None:
-        told.append("Every learning rate diverged.")
-    elif best in (0, len(rates) - 1):
-        end, key = ("lower", "tune.low") if best == 0 else ("upper", "tune.high")
-        told.append(f"The best learning rate is at the {end} edge of the range; move `{key}` and tune again.")
-    made_with = sorted({trial.user_attrs[MADE_WITH] for trial in done if MADE_WITH in trial.user_attrs})
-    if len(made_with) > 1:
-        told.append(f"Its trials were made with different code or threads: {'; '.join(made_with)}.")
-    return {**found, "warning": " ".join(told)} if told else found
 
 
-def _made_with(threads: int) -> str:
-    """The code and the number of threads behind a value, in words."""
-    state = git_state()
-    commit = f"commit {state['commit'][:12]}{' and changes' * state['dirty']}" if state else f"version {__version__}"
-    return f"{commit}, torch {torch.__version__}, {threads} thread{'s' * (threads > 1)}"
+def _spans(request: Request, arm: str, over: Sequence[Span]) -> list[Span]:
+    """Give the grid of an arm, without the settings that its optimizer does not have: it would repeat itself."""
+    known = find_contender("run", request.settings.arm(arm).optimizer).types
+    return [lr_span(request.settings.tune), *(span for span in over if span.name in known)]
+
+
+def _tail(job: RunJob, objective: str) -> float:
+    """Average the objective over the end of a trial; nan if it diverged."""
+    result, _ = read_result(job.record.folder)
+    measured = [row[objective] for row in job.record.rows() if objective in row]
+    if result is None or result["numbers"].get("diverged") or not measured:
+        return math.nan
+    return float(np.mean(measured[-math.ceil(TAIL * len(measured)) :])) if np.isfinite(measured).all() else math.nan
+
+
+def _made_with(job: RunJob) -> str:
+    """Say with which code and how many threads a trial was begun."""
+    made: Mapping[str, Any] = (job.record.about or {})["environment"]
+    state, threads, versions = made["git"], made["threads"], made["versions"]
+    commit = f"commit {state['commit'][:12]}{' and changes' * state['dirty']}" if state else ""
+    version = commit or f"version {versions['blockadapt']}"
+    return f"{version}, torch {versions['torch']}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _finite(value: float) -> float | None:

@@ -21,6 +21,7 @@ from blockadapt_experiments.core.config import SCALES, keys
 from blockadapt_experiments.data.images import load_images
 from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
 from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.running import runner
 from blockadapt_experiments.running.environment import available_cores
 from support.commands import Command, tiny
 from support.disk import full_disk, posix
@@ -65,7 +66,7 @@ sys.argv = ["blockadapt", *sys.argv[1:]]
 try:
     main()
 finally:
-    heavy = [name for name in ("torch", "scipy", "matplotlib", "datasets", "optuna") if name in sys.modules]
+    heavy = [name for name in ("torch", "scipy", "matplotlib", "datasets", "distributed") if name in sys.modules]
     assert not heavy, heavy
 """
 
@@ -158,7 +159,15 @@ REFUSED = [
         ["run", "mnist-lenet5", "--seed", "1,1"],
         "settings: `seeds` must be one or more different integers in [0, 2⁶³), got [1, 1].",
     ),
-    (["run", "mnist-lenet5", "--storage", "sqlite:///x.db"], "run: `storage` must be given together with --tune."),
+    (["run", "mnist-lenet5", "--tune-over", "eps=1e-8:1"], "run: `tune_over` must be given together with --tune."),
+    (
+        ["run", "mnist-lenet5", "--tune", "--tune-over", "epz=1e-8:1"],
+        "run: `tune_over` has no setting 'epz' to tune; the nearest is 'eps'.",
+    ),
+    (
+        ["run", "mnist-lenet5", "--jobs", "2", "--cluster", "tcp://127.0.0.1:1"],
+        "run: `jobs` must be left out with --cluster, which does one run on each of its workers.",
+    ),
     (["plan", "toy-landscape"], "plan: toy-landscape has no model to plan."),
     (["plan", "mnist-lenet5", "--optimizer", "sgd"], "plan: `optimizer` must be one of the block methods, got 'sgd'."),
     (["plan", "mnist-lenet5", "--block-size", "0"], "optimizer: `block_size` must be an integer >= 1, got 0."),
@@ -206,15 +215,25 @@ def test_changed_settings_are_refused_by_their_key(command: Command, tmp_path: P
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_in_other_hands_is_left_alone(command: Command, tmp_path: Path) -> None:
+def test_a_run_in_other_hands_is_waited_for_and_taken_over(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "runs" / "sgd" / "-" / "seed-0"
     folder.mkdir(parents=True)
-    with FileLock(folder / ".lock"):
-        said = command(*tiny(tmp_path))
-        assert said.code == 1
-        assert "Another process is working on sgd, seed 0.\n1 of 2 runs are finished" in said.out
+    others = FileLock(folder / ".lock")
+    others.acquire()
+
+    def wait(seconds: float) -> None:
         assert {path.name for path in folder.iterdir()} == {".lock"}
-    assert command(*tiny(tmp_path)).code == 0
+        others.release()  # as one does that has died
+
+    monkeypatch.setattr(runner.time, "sleep", wait)
+    said = command(*tiny(tmp_path))
+    assert said.code == 0
+    lines = [line.partition(":")[0] for line in said.out.splitlines()[1:4]]
+    assert lines == ["block-adam, seed 0", "Waiting for what other processes have in hand", "sgd, seed 0"]
+    assert "in hand: sgd, seed 0.\n" in said.out
+    assert "2 of 2 runs are finished" in said.out
 
 
 def test_a_run_that_fails_leaves_the_others_alone(command: Command, tmp_path: Path) -> None:
@@ -290,22 +309,6 @@ def test_more_jobs_than_cores_are_cut_to_the_cores(command: Command, tmp_path: P
     assert said.code == 0
     assert f"--jobs 1000 is more than the cores that there are; {cores} at once." in said.out.splitlines()
     assert f"{cores} at once with 1 thread each" in said.out
-
-
-@pytest.mark.parametrize("form", [["--storage", "{}"], ["--storage={}"]])
-def test_a_password_is_kept_nowhere(command: Command, tmp_path: Path, form: list[str]) -> None:
-    url = f"sqlite:///{tmp_path}/tuning.db?password=s3cret"
-    out, tuning = (
-        tmp_path / "out",
-        ["tune.trials=2", "tune.low=0.01", "tune.high=0.1", "optimizers=['sgd']", "epochs=1"],
-    )
-    done = finished(run_command(out, *tuning, options=["--tune", *(word.format(url) for word in form)]))
-    assert done.returncode == 0, done.stderr
-    assert "password=***" in done.stdout
-    assert command("report", str(out)).code == 0
-    kept = [path for path in out.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
-    assert (kept, "s3cret" in done.stdout + done.stderr) == ([], False)
-    assert "password=***" in read_json(out / "experiment.json")["command"]
 
 
 def test_seeds_of_the_runs_are_not_tuned_with(command: Command, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, MultiStepLR, ReduceLROnPlateau, SequentialLR
 
 from blockadapt import BlockAdam, SpectrumClip
 from blockadapt_experiments.contenders.schedules import BatchSettings, Schedule, ScheduleSettings, make_schedule
@@ -129,6 +129,7 @@ TORCH: dict[str, Callable[[Optimizer], Any]] = {
     "sqrt": lambda optimizer: LambdaLR(optimizer, lambda steps: (steps + 1) ** -0.5),
     "step": lambda optimizer: MultiStepLR(optimizer, [EPOCHS // 2, 3 * EPOCHS // 4], gamma=0.1),
     "dev": lambda optimizer: ReduceLROnPlateau(optimizer, factor=0.5, **MINIMUM),
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, EPOCHS * STEPS),
 }
 
 
@@ -141,11 +142,27 @@ def test_torch_schedulers_move_the_same_way(kind: Any) -> None:
         for _ in range(STEPS):
             expected.append([group["lr"] for group in optimizer.param_groups])
             optimizer.step()
-            if kind == "sqrt":
+            if kind in ("sqrt", "cosine"):
                 scheduler.step()
-        if kind != "sqrt":
+        if kind in ("step", "dev"):
             scheduler.step(*[VALUES[epoch]] * (kind == "dev"))
-    np.testing.assert_allclose(scheduled(ScheduleSettings(kind=kind), 0.3, 2.0), expected, rtol=1e-14)
+    # torch's cosine goes from one rate to the next, and rounds each time
+    accuracy = 1e-12 if kind == "cosine" else 1e-14
+    np.testing.assert_allclose(scheduled(ScheduleSettings(kind=kind), 0.3, 2.0), expected, rtol=accuracy)
+
+
+def test_torchs_warm_up_before_a_cosine_moves_the_same_way() -> None:
+    optimizer, steps, rising = sgd(0.3, 2.0), EPOCHS * STEPS, EPOCHS * STEPS // 4
+    warm_up = LinearLR(optimizer, start_factor=1 / rising, total_iters=rising - 1)
+    fall = CosineAnnealingLR(optimizer, steps - rising)
+    scheduler = SequentialLR(optimizer, [warm_up, fall], milestones=[rising])
+    expected = []
+    for _ in range(steps):
+        expected.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    found = scheduled(ScheduleSettings(kind="cosine", warmup=0.25), 0.3, 2.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_the_end_of_a_clipped_spectrum_follows() -> None:

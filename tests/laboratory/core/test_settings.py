@@ -51,7 +51,7 @@ def test_optimizers_may_choose_among_arms_and_set_their_order() -> None:
 
 
 def test_arms_load_back_from_plain_settings() -> None:
-    settings = lenet(arms=(B25, "loose=adam,eps=1,label=Loose, Adam"))
+    settings = lenet(arms=(B25, "loose=adam,eps=1,label=Adam, ε = 1"))
     values = {key: "none" if value is None else json.dumps(value) for key, value in flat(plain(settings)).items()}
     assert lenet(*(f"{key}={value}" for key, value in values.items())) == settings
 
@@ -74,7 +74,7 @@ REFUSED = {
     ("b=block-adam,block_size=0",): "optimizer: `block_size` must be an integer >= 1, got 0.",
     ("b=block-adam,block_size=many",): "settings: `arms.b.block_size` must be an integer, got 'many'.",
     ("b=adam,lr=0",): "settings: `arms.b.lr` must be a finite number > 0, got 0.0.",
-    ("adam=adam,eps=1e-3",): "settings: `arms.adam` must be another name than that of an optimizer, got adam.",
+    ("adam=sgd,momentum=0.5",): "settings: `arms.adam` must be another name than that of another optimizer, got adam.",
     ("b=sgd", "b=adam"): "run: `arm` must be given once for each name, got 'b=adam'.",
     ("b",): f"{NAME} 'b'.",
     ("../b=adam",): f"{NAME} '../b=adam'.",

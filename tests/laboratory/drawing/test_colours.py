@@ -10,7 +10,7 @@ import pytest
 
 import blockadapt_experiments.report as report
 from blockadapt_experiments.contenders.catalogue import CONTENDERS
-from blockadapt_experiments.drawing.colours import COLOURS, STYLES, Style, style_of
+from blockadapt_experiments.drawing.colours import COLOURS, STYLES, Style, styles_of
 
 # Machado, Oliveira and Fernandes (2009), severity 1: linear RGB as each kind of colour-blindness sees it.
 VISION = {
@@ -41,9 +41,12 @@ def test_every_contender_has_a_style_of_its_own() -> None:
 
 
 def test_an_optimizer_looks_the_same_wherever_it_stands_and_28_other_arms_look_different() -> None:
-    assert {style_of("block-adam", number) for number in range(28)} == {STYLES["block-adam"]}
-    assert len({style_of("between layers", number) for number in range(28)}) == 28
-    assert style_of("between layers", 0) == Style(0, 0)
+    others = [f"arm {number}" for number in range(27)]
+    for place in (0, 5, 27):
+        styles = styles_of([*others[:place], "block-adam", *others[place:]])
+        assert styles["block-adam"] == STYLES["block-adam"]
+        assert len({*styles.values()}) == len(styles) == 28
+    assert styles_of(["between layers"]) == {"between layers": Style(0, 0)}
 
 
 @pytest.mark.parametrize("vision", VISION)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from blockadapt import BlockAdam, plan
@@ -44,9 +40,9 @@ from blockadapt_experiments.report import write_report
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.summary import Summary
 from blockadapt_experiments.running import runner
-from blockadapt_experiments.running.runner import Request, run_jobs
-from blockadapt_experiments.running.workers import Leg
-from support.laboratory import outcome
+from blockadapt_experiments.running.runner import Request
+from support.images import write_cifar
+from support.laboratory import stopped_and_gone_on
 from support.run_records import rows_of, write_experiment, write_run
 
 ARMS = [
@@ -68,26 +64,12 @@ TINY = (
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Noise in the files of CIFAR-10 and CIFAR-100."""
-    folder = tmp_path_factory.mktemp("data")
-    random = np.random.default_rng(0)
-    for name, label, classes in (("cifar10", "label", 10), ("cifar100", "fine_label", 100)):
-        (folder / name).mkdir()
-        for split, count in (("train", 60), ("test", 24)):
-            images = [{"bytes": _png(random.integers(0, 256, (32, 32, 3), dtype=np.uint8))} for _ in range(count)]
-            table = pyarrow.table({"img": images, label: random.integers(0, classes, count)})
-            pyarrow.parquet.write_table(table, folder / name / f"{split}-00000-of-00001.parquet")
-    return folder
+    return write_cifar(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "cache_folder", lambda: tmp_path / "cache")
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def request(out: Path, data_dir: Path, *changes: str, experiment: str = "cifar10-densenet") -> Request:
@@ -101,10 +83,6 @@ def make(data_dir: Path, arm: str = "sgd", *changes: str, tuning: bool = False, 
     task = asked.task(key, lr, tuning)
     assert isinstance(task, Cifar)
     return task
-
-
-def ignore(leg: Leg) -> None:
-    pass
 
 
 # Images ---------------------------------------------------------------------------------------------------------------
@@ -277,19 +255,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
 ) -> None:
     monkeypatch.setattr(runner, "SAVING_SHARE", math.inf)
     changes = ("optimizers=['block-adam-clip', 'soap']", "epochs=3", "checkpointing=true")
-
-    def stop(leg: Leg) -> None:
-        if leg.done == 2:
-            raise KeyboardInterrupt
-
-    for job in run_jobs(request(tmp_path / "stopped", data_dir, *changes), {}):
-        with pytest.raises(KeyboardInterrupt):
-            job(stop)
-        job(ignore)
-    for job in run_jobs(request(tmp_path / "through", data_dir, *changes), {}):
-        job(ignore)
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "through")
-    assert len(outcome(tmp_path / "through")) == 4
+    assert len(stopped_and_gone_on(lambda out: request(out, data_dir, *changes), tmp_path, leg=2)) == 4
 
 
 def test_checkpointing_changes_no_number(data_dir: Path) -> None:

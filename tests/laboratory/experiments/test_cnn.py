@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,8 +17,8 @@ from blockadapt_experiments.experiments.cifar import Cifar
 from blockadapt_experiments.experiments.cnn import (
     judge_blocks,
     judge_clipping,
-    judge_equal_time,
     judge_others,
+    judge_seconds,
     variant_panels,
 )
 from blockadapt_experiments.experiments.registry import get_experiment
@@ -27,10 +26,9 @@ from blockadapt_experiments.report import write_report
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.summary import Summary
 from blockadapt_experiments.running import runner
-from blockadapt_experiments.running.runner import Request, run_jobs
-from blockadapt_experiments.running.workers import Leg
-from support.images import write_images
-from support.laboratory import outcome
+from blockadapt_experiments.running.runner import Request
+from support.images import write_cifar
+from support.laboratory import stopped_and_gone_on
 from support.run_records import rows_of, write_experiment, write_run
 
 CNN = get_experiment("cifar10-cnn")
@@ -48,12 +46,7 @@ TINY = (
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Noise in the files of CIFAR-10."""
-    folder = tmp_path_factory.mktemp("data")
-    random = np.random.default_rng(0)
-    for split, count in (("train", 60), ("test", 24)):
-        write_images(folder / "cifar10", split, random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8))
-    return folder
+    return write_cifar(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +63,6 @@ def make(data_dir: Path, arm: str, *changes: str, tuning: bool = False) -> Cifar
     task = asked.task(asked.runs()[0], 1e-3, tuning)
     assert isinstance(task, Cifar)
     return task
-
-
-def ignore(leg: Leg) -> None:
-    pass
 
 
 # The network and its scales -------------------------------------------------------------------------------------------
@@ -135,19 +124,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
         "variants=['', 'optimizer.grouping=random,optimizer.block_size=9']",
         "epochs=3",
     )
-
-    def stop(leg: Leg) -> None:
-        if leg.done == 2:
-            raise KeyboardInterrupt
-
-    for job in run_jobs(request(tmp_path / "stopped", data_dir, *changes), {}):
-        with pytest.raises(KeyboardInterrupt):
-            job(stop)
-        job(ignore)
-    for job in run_jobs(request(tmp_path / "through", data_dir, *changes), {}):
-        job(ignore)
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "through")
-    assert len(outcome(tmp_path / "through")) == 2 * 3 * 2  # rows and weights
+    found = stopped_and_gone_on(lambda out: request(out, data_dir, *changes), tmp_path, leg=2)
+    assert len(found) == 2 * 3 * 2  # rows and weights
 
 
 ABLATIONS = {
@@ -199,7 +177,9 @@ def test_blocks_are_judged_against_diagonals_over_pairs_of_seeds(tmp_path: Path)
     errors = {"adam": (33, 36, 39), "adamw": (32, 35.1, 38), "soap": (20, 20, 20), "block-adam": (31, 34, 37)}
     verdict = judge_blocks(summary_of(tmp_path, errors))
     assert verdict.held is True
-    assert verdict.words == ("Test error of Block-Adam: -2 ± 0 points against Adam; -1.03 ± 0.14 points against AdamW.")
+    assert verdict.words == (
+        "Test error of Block-Adam at the end: -2 ± 0 points against Adam; -1.03 ± 0.14 points against AdamW."
+    )
 
 
 @pytest.mark.parametrize(("soap", "held"), [((40, 41.1, 42), True), ((20, 21.1, 22), False), ((20, 32, 45), None)])
@@ -216,8 +196,8 @@ def test_clipping_must_beat_both_of_its_ends(tmp_path: Path) -> None:
 
 def test_at_equal_time_a_slow_run_is_judged_by_what_it_had_reached(tmp_path: Path) -> None:
     errors = {"adam": (33, 36, 39), "block-adam": (31, 34, 37)}
-    assert judge_equal_time(summary_of(tmp_path / "1", errors)).held is True
-    verdict = judge_equal_time(summary_of(tmp_path / "2", errors, {"block-adam": 1.5}))
+    assert judge_seconds(summary_of(tmp_path / "1", errors)).held is True
+    verdict = judge_seconds(summary_of(tmp_path / "2", errors, {"block-adam": 1.5}))
     assert verdict.held is False
     assert verdict.words == ("Test error of Block-Adam: 8 ± 0 points against Adam (67% and 100% of the epochs done).")
 

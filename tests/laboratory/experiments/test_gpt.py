@@ -15,15 +15,13 @@ from torch.nn.functional import cross_entropy
 from blockadapt_experiments.core.config import load, plain
 from blockadapt_experiments.experiments.gpt import GptSettings, GptTask, judge_seconds, judge_steps, make_task
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.models.gpt import mean_loss
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.summary import Summary
 from blockadapt_experiments.running import runner
-from blockadapt_experiments.running.runner import Request, run_jobs
-from blockadapt_experiments.running.workers import Leg
-from support.laboratory import outcome
+from blockadapt_experiments.running.runner import Request
+from support.laboratory import stopped_and_gone_on
 from support.run_records import write_experiment, write_run
 from support.texts import write_text
 
@@ -51,10 +49,6 @@ def request(out: Path, data_dir: Path, *changes: str) -> Request:
 
 def make(data_dir: Path, arm: str = "adamw", *changes: str, lr: float = 1e-3, tuning: bool = False) -> GptTask:
     return make_task(settings_of(*changes), RunKey(arm, "", 0), lr, data_dir, tuning)
-
-
-def ignore(leg: Leg) -> None:
-    pass
 
 
 # Settings -------------------------------------------------------------------------------------------------------------
@@ -174,21 +168,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, arm: str
 ) -> None:
     monkeypatch.setattr(runner, "SAVING_SHARE", math.inf)
-
-    def stop(leg: Leg) -> None:
-        if leg.done == 2:
-            raise KeyboardInterrupt
-
     changes = (f"optimizers=['{arm}']", "steps=24")
-    (stopped,) = run_jobs(request(tmp_path / "stopped", data_dir, *changes), {})
-    with pytest.raises(KeyboardInterrupt):
-        stopped(stop)
-    stopped(ignore)
-    (through,) = run_jobs(request(tmp_path / "through", data_dir, *changes), {})
-    through(ignore)
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "through")
-    results = [read_json(job.record.folder / "result.json")["numbers"] for job in (stopped, through)]
-    assert results[0] == results[1]
+    assert len(stopped_and_gone_on(lambda out: request(out, data_dir, *changes), tmp_path, leg=2)) == 2
 
 
 def test_a_run_does_not_go_on_with_another_text(tmp_path: Path, data_dir: Path) -> None:
@@ -222,6 +203,13 @@ def summary_of(out: Path, ends: dict[str, Sequence[float]], legs: dict[str, floa
 def test_the_end_is_judged_over_pairs_of_seeds(tmp_path: Path, adamw: Sequence[float], held: bool | None) -> None:
     ends = {"adamw": adamw, "soap": (3.0, 3.1, 3.21), "block-adamw": (1.7, 1.8, 1.9)}
     assert judge_steps(summary_of(tmp_path, ends)).held is held
+
+
+def test_an_arm_with_settings_of_its_own_is_no_part_of_a_claim(tmp_path: Path) -> None:
+    ends = {"adamw": (2.0, 2.1, 2.21), "block-adamw": (1.7, 1.8, 1.9), "b25": (0.7, 0.8, 0.91)}
+    verdict = judge_steps(summary_of(tmp_path, ends))
+    assert verdict.held is True
+    assert "b25" not in verdict.words
 
 
 def test_seconds_are_judged_when_the_faster_is_done(tmp_path: Path) -> None:

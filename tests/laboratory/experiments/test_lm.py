@@ -38,8 +38,7 @@ from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.summary import Summary
 from blockadapt_experiments.running import runner
 from blockadapt_experiments.running.runner import Request, run_jobs
-from blockadapt_experiments.running.workers import Leg
-from support.laboratory import outcome
+from support.laboratory import ignore, stopped_and_gone_on
 from support.run_records import rows_of, write_experiment, write_run
 from support.texts import write_text
 
@@ -86,10 +85,6 @@ def request(out: Path, data_dir: Path, *changes: str) -> Request:
 
 def make(data_dir: Path, arm: str = "sgd", *changes: str, lr: float = 0.5, tuning: bool = False) -> LanguageTask:
     return make_task(settings_of(*changes), RunKey(arm, "", 0), lr, data_dir, tuning)
-
-
-def ignore(leg: Leg) -> None:
-    pass
 
 
 # Settings and sizes ---------------------------------------------------------------------------------------------------
@@ -293,22 +288,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
 ) -> None:
     monkeypatch.setattr(runner, "SAVING_SHARE", math.inf)
     monkeypatch.setattr(lm, "LEG_STEPS", 3)  # stops in the midst of an epoch, at its end, and in that of the next
-
-    def stop(leg: Leg) -> None:
-        if leg.done == moment:
-            raise KeyboardInterrupt
-
     changes = (f"optimizers=['{arm}']", "dropout=0.5")
-    (stopped,) = run_jobs(request(tmp_path / "stopped", data_dir, *changes), {})
-    with pytest.raises(KeyboardInterrupt):
-        stopped(stop)
-    torch.rand(5)
-    stopped(ignore)
-    (through,) = run_jobs(request(tmp_path / "through", data_dir, *changes), {})
-    through(ignore)
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "through")
-    results = [read_json(job.record.folder / "result.json")["numbers"] for job in (stopped, through)]
-    assert results[0] == results[1]
+    assert len(stopped_and_gone_on(lambda out: request(out, data_dir, *changes), tmp_path, moment)) == 2
 
 
 def test_a_run_does_not_go_on_with_another_text(tmp_path: Path, data_dir: Path) -> None:

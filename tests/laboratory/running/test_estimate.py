@@ -99,8 +99,8 @@ ONE = Estimate("block-adam", "", 1_234_567, 4000, {9: 12, 10: 3456}, 7_654_321, 
 def test_the_total_is_over_seeds_and_trials_and_workers(tmp_path: Path) -> None:
     asked = request(tmp_path, "seeds=[0, 1, 2]", "tune.trials=5", "tune.seeds=[8, 9]")
     both = [ONE, replace(ONE, arm="sgd", seconds=10.0)]
-    assert total_seconds(both, asked, workers=1, tune=False) == 300
-    assert total_seconds(both, asked, workers=2, tune=True) == 100 * (3 + 10) / 2
+    assert total_seconds(both, asked, workers=1, points=0) == 300
+    assert total_seconds(both, asked, workers=2, points=5) == 100 * (3 + 10) / 2
 
 
 def test_the_table_says_it_all() -> None:

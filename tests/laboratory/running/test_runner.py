@@ -18,18 +18,21 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from blockadapt_experiments.core.config import load
 from blockadapt_experiments.core.experiment import Task
+from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.recorded_runs import read_run
 from blockadapt_experiments.results.tensorboard import Board
 from blockadapt_experiments.running import records, runner
+from blockadapt_experiments.running.jobs import Leg, Note
 from blockadapt_experiments.running.records import RunRecord
 from blockadapt_experiments.running.runner import Request, RunJob, check, run_jobs, threads_for, warm_up
-from blockadapt_experiments.running.workers import Leg, Note
 from support.images import write_images
-from support.laboratory import ENVIRONMENT, finished, outcome, request, run_command, wait_until
+from support.laboratory import ENVIRONMENT, TINY, finished, outcome, request, run_command, wait_until
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc")
 
@@ -132,6 +135,34 @@ def test_a_run_has_one_thread_unless_more_are_asked_for(monkeypatch: pytest.Monk
     assert threads_for(10 * cores) == 1
     torch.set_num_threads(1)
     assert threads_for(1) == 1
+
+
+TOY = ("steps=2", "every=1", "optimizers=['full-adagrad']", "batches=[1]")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "changes", "dtype"),
+    [("toy-adagrad", TOY, torch.float64), ("mnist-lenet300", (*TINY, "optimizers=['sgd']"), torch.float32)],
+)
+def test_the_kernel_is_ready_before_the_clock_starts(
+    tmp_path: Path, experiment: str, changes: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    settings = load(get_experiment(experiment), "smoke", changes)
+    (job,) = run_jobs(Request(experiment, "smoke", settings, tmp_path), {})
+    moved: list[torch.dtype] = []
+    hook = register_optimizer_step_post_hook(
+        lambda optimizer, *_: moved.append(optimizer.param_groups[0]["params"][0].dtype)
+    )
+    warm_up.cache_clear()
+    try:
+        job(ignore)
+    finally:
+        hook.remove()
+    assert {*moved} == {dtype}  # the first is the step that makes ready, the others are those of the run
+    assert len(moved) > 1
+    before = len(moved)
+    warm_up(dtype)
+    assert len(moved) == before
 
 
 @pytest.mark.parametrize("arm", ["sgd", "adam", "block-adam", "rmsprop"])

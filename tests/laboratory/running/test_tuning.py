@@ -1,91 +1,134 @@
-"""Learning rates: the best of the grid on validation data, the same from one process or several, whatever dies."""
+"""Tuning: the best of the grid on validation data, the same from one process or several, whatever dies."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import math
-import signal
-import sqlite3
 import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from optuna.trial import TrialState
+import torch
 
 from blockadapt_experiments.core.settings import TuneSettings
 from blockadapt_experiments.data.images import CLASSES
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import RunKey
-from blockadapt_experiments.running import tuning
-from blockadapt_experiments.running.runner import Request
-from blockadapt_experiments.running.storage import without_password
-from blockadapt_experiments.running.tuning import TrialJob, Tuned, grid, tune
-from blockadapt_experiments.running.workers import Done, Failed, work
+from blockadapt_experiments.running import runner
+from blockadapt_experiments.running.grids import Span, grid, lr_span, outward, parse_spans
+from blockadapt_experiments.running.jobs import Done, Failed, Here
+from blockadapt_experiments.running.runner import Choice, Request, RunJob, run_jobs
+from blockadapt_experiments.running.tuning import Tuned, choices_of, tune
 from support.images import write_images
 from support.laboratory import ENVIRONMENT, finished, request, run_command, wait_until
 
-SMALL = ("tune.trials=3", "tune.low=1e-3", "tune.high=1e-1", "epochs=6", "train_examples=60")
+SMALL = ("tune.trials=3", "tune.low=1e-3", "tune.high=1e-1", "epochs=6", "train_examples=60", "tune.extensions=0")
 
 
-@pytest.fixture(autouse=True)
-def _closed_database() -> Iterator[None]:
-    yield
-    if tuning._storage.cache_info().currsize:
-        storage = tuning._storage(last_storage)
-        storage.remove_session()
-        storage.engine.dispose()
-    tuning._storage.cache_clear()
-
-
-last_storage = ""
-
-
-def tuned(asked: Request, storage: str | None = None) -> tuple[Tuned, list[Done | Failed]]:
-    """Tune in this process; also how every trial ended."""
-    global last_storage
-    asked.out.mkdir(exist_ok=True)
+def tuned(asked: Request, over: Sequence[Span] = ()) -> tuple[Tuned, list[RunJob], list[Done | Failed]]:
+    """Tune in this process; also all trials, and how each ended."""
+    trials: list[RunJob] = []
     ends: list[Done | Failed] = []
-    last_storage = storage or f"sqlite:///{asked.out / 'tuning.db'}"
 
-    def do(jobs: Sequence[TrialJob]) -> list[Done | Failed]:
-        ends.extend(work(jobs, 1, 1, lambda index, event: None))
+    def do(jobs: Sequence[RunJob]) -> list[Done | Failed]:
+        trials.extend(jobs)
+        ends.extend(Here().work(jobs, lambda index, event: None))
         return ends[-len(jobs) :]
 
-    return tune(asked, last_storage, {}, do, lambda claimed: pytest.fail("nobody else is at work")), ends
+    return tune(asked, over, do, lambda jobs: pytest.fail("nobody else is at work")), trials, ends
 
 
-def by_hand(asked: Request, arm: str, lr: float) -> float:
+def by_hand(asked: Request, arm: str, choice: Choice) -> float:
     """Mean validation accuracy over the last fifth of the epochs and over the seeds."""
     values = []
     for seed in asked.settings.tune.seeds:
-        task = asked.task(RunKey(arm, "", seed), lr, tuning=True)
+        task = asked.task(RunKey(arm, "", seed), choice.lr, True, choice.values)
         rows = [row for _ in range(task.legs) for row in task.advance()]
         late = rows[-math.ceil(len(rows) / 5) :]
         values.append(sum(row["validation_accuracy"] for row in late) / len(late))
     return sum(values) / len(values)
 
 
+def rates(tune: TuneSettings) -> list[float | None]:
+    span = lr_span(tune)
+    return [span.value(number) for number in range(span.points)]
+
+
+# The grid -------------------------------------------------------------------------------------------------------------
+
+
 def test_the_grid_is_even_on_a_log_scale() -> None:
-    rates = grid(TuneSettings(trials=13))
-    assert len(rates) == 13
-    assert (rates[0], rates[-1]) == (1e-4, 1e2)
-    np.testing.assert_allclose(np.diff(np.log10(rates)), 0.5, atol=2e-3)
-    assert grid(TuneSettings(trials=2, low=0.5, high=2.0)) == [0.5, 2.0]
-    narrow = grid(TuneSettings(trials=5, low=0.10004, high=0.10006))
-    assert all(0.10004 <= lr <= 0.10006 for lr in narrow)
+    found = np.array(rates(TuneSettings(trials=13)))
+    assert len(found) == 13
+    assert (found[0], found[-1]) == (1e-4, 1e2)
+    np.testing.assert_allclose(np.diff(np.log10(found)), 0.5, atol=2e-3)
+    assert rates(TuneSettings(trials=2, low=0.5, high=2.0)) == [0.5, 2.0]
+    narrow = rates(TuneSettings(trials=5, low=0.10004, high=0.10006))
+    assert all(lr and 0.10004 <= lr <= 0.10006 for lr in narrow)
+
+
+def test_a_decay_is_spaced_by_its_distance_from_one() -> None:
+    span = Span("beta2", 0.9, 0.9999, 4)
+    assert [span.value(number) for number in range(4)] == [0.9, 0.99, 0.999, 0.9999]
+    assert span.value(-1) == 0.0
+    assert span.value(-2) is None
+
+
+def test_points_beyond_the_grid_keep_its_spacing_and_only_at_an_edge() -> None:
+    spans = (Span("lr", 1e-3, 1e-1, 3), Span("weight_decay", 1e-4, 1e-2, 3))
+    points = grid(spans)
+    assert len(points) == 9
+    assert list(outward(spans, points, (1, 1))) == []
+    assert [(span.name, edge, point) for span, edge, point in outward(spans, points, (2, 0))] == [
+        ("lr", "upper", (3, 0)),
+        ("weight_decay", "lower", (2, -1)),
+    ]
+    assert spans[0].value(3) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("weight_deca=1:2", "run: `tune_over` has no setting 'weight_deca' to tune; the nearest is 'weight_decay'."),
+        ("lr=1:2", "run: `tune_over` has no setting 'lr' to tune; the nearest is 'final_lr'."),
+        *(
+            (
+                f"weight_decay{span}",
+                "run: `tune_over` must be weight_decay=LOW:HIGH[:POINTS] with 0 < LOW < HIGH and POINTS >= 2, "
+                f"got 'weight_decay{span}'.",
+            )
+            for span in ("", "=1", "=0:1", "=2:1", "=1:2:1", "=1:2:x", "=1:2:3:4", "=1:nan", "=1:inf")
+        ),
+        (
+            "beta2=0.9:1",
+            "run: `tune_over` must be beta2=LOW:HIGH[:POINTS] with 0 <= LOW < HIGH < 1 and POINTS >= 2, "
+            "got 'beta2=0.9:1'.",
+        ),
+    ],
+)
+def test_an_axis_that_cannot_be_gets_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=r"^run: ") as refusal:
+        parse_spans([text])
+    assert str(refusal.value) == sentence
+
+
+def test_axes_are_read_as_they_are_typed() -> None:
+    read = parse_spans(["weight_decay=1e-4:1e-2", "optimizer.beta2=0.9:0.999:5"])
+    assert read == (Span("weight_decay", 1e-4, 1e-2, 3), Span("beta2", 0.9, 0.999, 5))
+    with pytest.raises(ValueError, match="given once for each setting"):
+        parse_spans(["eps=1e-8:1e-4", "optimizer.eps=1e-8:1e-2"])
+
+
+# One process ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_best_learning_rate_by_hand(tmp_path: Path) -> None:
     asked = request(tmp_path, *SMALL, "tune.seeds=[7, 8]")
-    found, ends = tuned(asked)
-    assert len(ends) == 6
+    found, trials, _ = tuned(asked)
+    assert len(trials) == 12
     for arm in ("sgd", "block-adam"):
-        values = {lr: by_hand(asked, arm, lr) for lr in grid(asked.settings.tune)}
+        values = {lr: by_hand(asked, arm, Choice(lr)) for lr in rates(asked.settings.tune) if lr}
         best = found[arm][""]
         assert best["tried"] == [[lr, value] for lr, value in values.items()]
         assert best["value"] == max(values.values())
@@ -93,56 +136,109 @@ def test_the_best_learning_rate_by_hand(tmp_path: Path) -> None:
         assert (best["trials"], best["objective"]) == (3, "validation_accuracy")
 
 
+def test_what_else_is_tuned_reaches_trials_and_runs(tmp_path: Path) -> None:
+    asked = request(tmp_path, *SMALL, "optimizers=['sgd']", "tune.trials=2", "epochs=2")
+    spans = parse_spans(["weight_decay=1e-4:10:2"])
+    found, trials, _ = tuned(asked, spans)
+    best = found["sgd"][""]
+    points = [(lr, decay) for lr in (1e-3, 1e-1) for decay in (1e-4, 10.0)]
+    assert [(point["lr"], point["weight_decay"]) for point in best["points"]] == points
+    values = {(lr, decay): by_hand(asked, "sgd", Choice(lr, (("weight_decay", decay),))) for lr, decay in points}
+    assert [point["value"] for point in best["points"]] == list(values.values())
+    assert best["tried"] == [[lr, max(values[lr, 1e-4], values[lr, 10.0])] for lr in (1e-3, 1e-1)]
+    written = [read_json(job.record.folder / "run.json") for job in trials]
+    assert [about["settings"]["arms"]["sgd"]["weight_decay"] for about in written] == [decay for _, decay in points]
+    (choice,) = choices_of(found).values()
+    assert choice == Choice(best["lr"], (("weight_decay", best["values"]["weight_decay"]),))
+    (job,) = run_jobs(asked, choices_of(found))
+    assert job.choice == choice
+
+
+def test_a_setting_that_is_an_optimizers_own_is_tuned_and_one_that_it_lacks_is_left_out(tmp_path: Path) -> None:
+    asked = request(tmp_path, *SMALL, "optimizers=['sgd', 'adam']", "tune.trials=2", "epochs=1")
+    found, _, _ = tuned(asked, parse_spans(["eps=1e-8:1e-2:2"]))
+    assert {arm: best[""]["trials"] for arm, best in found.items()} == {"sgd": 2, "adam": 4}
+    assert "values" not in found["sgd"][""]
+    model = torch.nn.Linear(2, 2)
+    made = asked.settings_of("adam", (("eps", 1e-2),)).make_optimizer("adam", model, 0.1, 1)
+    assert made.param_groups[0]["eps"] == 1e-2
+
+
 def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
-    first, _ = tuned(request(tmp_path, *SMALL))
-    again, ends = tuned(request(tmp_path, *SMALL, "optimizers=['block-adam']", "seeds=[5]", "lr.sgd=1.0"))
-    assert ends == []
+    first, trials, _ = tuned(request(tmp_path, *SMALL))
+    written = {job.record.metrics: job.record.metrics.stat().st_mtime_ns for job in trials}
+    again, _, _ = tuned(request(tmp_path, *SMALL, "optimizers=['block-adam']", "seeds=[5]", "lr.sgd=1.0"))
     assert again["block-adam"] == first["block-adam"]
-    _, ends = tuned(request(tmp_path, *SMALL, "optimizers=['block-adam']", "optimizer.block_size=5"))
-    assert len(ends) == 3
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_trials_keep_no_weights(tmp_path: Path) -> None:
+    _, trials, _ = tuned(request(tmp_path, *SMALL, "optimizers=['sgd']", "epochs=1"))
+    names = {path.name for job in trials for path in job.record.folder.iterdir()}
+    assert names == {"run.json", "metrics.jsonl", "timing.jsonl", "result.json", ".lock"}
+
+
+LOW = ("optimizers=['sgd']", "tune.trials=2", "tune.low=1e-3", "tune.high=1e-2", "epochs=2", "train_examples=600")
+"""Too low a grid: 0.1 is best."""
+
+
+def test_the_grid_goes_on_where_an_edge_is_best(tmp_path: Path) -> None:
+    best = tuned(request(tmp_path, *SMALL, *LOW, "tune.extensions=9"))[0]["sgd"][""]
+    assert [lr for lr, _ in best["tried"]] == [1e-3, 1e-2, 0.1, 1.0]
+    assert (best["trials"], best["extensions"], best["lr"]) == (4, 2, 0.1)
+    assert best["value"] == max(value for _, value in best["tried"])
+    assert "warning" not in best
+
+
+def test_the_grid_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
+    best = tuned(request(tmp_path, *SMALL, *LOW, "tune.extensions=1"))[0]["sgd"][""]
+    assert (best["trials"], best["extensions"], best["lr"]) == (3, 1, 0.1)
+    assert best["warning"] == (
+        "The best learning rate is at the upper edge of the range, after 1 point beyond the grid; "
+        "move `tune.high` and tune again."
+    )
 
 
 def test_a_trial_that_diverges_is_the_worst_and_an_edge_is_told(tmp_path: Path) -> None:
     changes = ("optimizers=['sgd']", "tune.trials=2", "tune.low=1e-2", "tune.high=1e30", "epochs=2")
-    found, _ = tuned(request(tmp_path, *SMALL, *changes))
-    best = found["sgd"][""]
+    best = tuned(request(tmp_path, *SMALL, *changes))[0]["sgd"][""]
     assert (best["lr"], best["tried"][1]) == (1e-2, [1e30, None])
     assert best["warning"] == (
         "The best learning rate is at the lower edge of the range; move `tune.low` and tune again."
     )
-    hopeless, _ = tuned(request(tmp_path, *SMALL, *changes, "tune.low=1e29"))
-    assert hopeless["sgd"][""]["warning"] == "Every learning rate diverged."
-    assert hopeless["sgd"][""]["value"] is None
+    hopeless = tuned(request(tmp_path / "hopeless", *SMALL, *changes, "tune.low=1e29"))[0]["sgd"][""]
+    assert hopeless["warning"] == "Every learning rate diverged."
+    assert hopeless["value"] is None
 
 
 def test_no_warning_inside_the_range(tmp_path: Path) -> None:
     changes = ("optimizers=['sgd']", "tune.low=1e-6", "tune.high=1e4", "epochs=3")  # 0.1 in the middle
-    found, _ = tuned(request(tmp_path, *SMALL, *changes))
+    found, _, _ = tuned(request(tmp_path, *SMALL, *changes))
     assert found["sgd"][""]["lr"] == 0.1
     assert "warning" not in found["sgd"][""]
 
 
 def test_a_trial_that_fails_leaves_the_other_arms_alone(tmp_path: Path) -> None:
     asked = request(tmp_path, *SMALL, "optimizers=['full-adagrad', 'sgd']")
-    found, ends = tuned(asked)
+    found, trials, ends = tuned(asked)
     assert found.keys() == {"sgd"}
-    failed = [end for end in ends if isinstance(end, Failed)]
-    assert failed
-    assert all(end.kind == "ValueError" for end in failed)
-    assert "4096" in (tmp_path / "tuning" / "full-adagrad" / "-" / "error.txt").read_text().replace(",", "")
+    failed = [(job, end) for job, end in zip(trials, ends, strict=True) if isinstance(end, Failed)]
+    assert len(failed) == 3
+    for job, end in failed:
+        assert end.kind == "ValueError"
+        assert "4096" in job.error.read_text().replace(",", "")
 
 
-def test_a_point_that_two_have_put_up_is_tried_once(tmp_path: Path) -> None:
-    asked = request(tmp_path, *SMALL, "optimizers=['sgd']")
-    job = TrialJob(asked, f"sqlite:///{tmp_path / 'tuning.db'}", "{}", "sgd", "")
-    study = job.study()
-    for _ in range(2):
-        for point, lr in enumerate(grid(asked.settings.tune)):
-            study.enqueue_trial({"lr": lr}, user_attrs={tuning.POINT: point})
-    tuned(asked)
-    states = [trial.state for trial in study.get_trials()]
-    assert states.count(TrialState.COMPLETE) == 3
-    assert states.count(TrialState.PRUNED) + states.count(TrialState.WAITING) == 3
+def test_trials_made_with_other_code_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(tmp_path, *SMALL, "optimizers=['sgd']", "epochs=1")
+    _, trials, _ = tuned(asked)
+    (trials[0].record.folder / "result.json").unlink()
+    (trials[0].record.folder / "run.json").unlink()
+    here = runner.environment()
+    monkeypatch.setattr(runner, "environment", lambda: {**here, "git": {"commit": "f00", "dirty": False}})
+    warning = tuned(asked)[0]["sgd"][""]["warning"]
+    assert "Its trials were made with different code or threads: " in warning
+    assert "commit f00, torch " in warning
 
 
 def test_test_images_have_no_part_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +249,7 @@ def test_test_images_have_no_part_in_it(tmp_path: Path, monkeypatch: pytest.Monk
     write_images(tmp_path / "mnist", "test", images[:20], first_label=50)  # a loss on such labels raises
     changes = ("data=mnist", "optimizers=['sgd']", "epochs=1", "tune.trials=2", "test_examples=20")
     asked = request(tmp_path / "out", *SMALL, *changes, data_dir=tmp_path)
-    found, _ = tuned(asked)
+    found, _, _ = tuned(asked)
     assert found["sgd"][""]["trials"] == 2
     with pytest.raises(IndexError):
         asked.task(RunKey("sgd", "", 0), 0.1).advance()
@@ -162,124 +258,38 @@ def test_test_images_have_no_part_in_it(tmp_path: Path, monkeypatch: pytest.Monk
 # Several processes ----------------------------------------------------------------------------------------------------
 
 
-def count(database: Path, state: str) -> int:
-    """Trials in this state, without Optuna: it would make the tables while another process does."""
-    if not database.exists():
-        return 0
-    with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection:
-        try:
-            return int(connection.execute("SELECT count(*) FROM trials WHERE state = ?", (state,)).fetchone()[0])
-        except sqlite3.OperationalError:  # no such table yet
-            return 0
-
-
-def test_two_processes_share_one_study(tmp_path: Path) -> None:
-    database = tmp_path / "shared.db"
-    changes = (*SMALL, "optimizers=['sgd']", "tune.trials=8")
-    options = ["--tune", "--storage", f"sqlite:///{database}"]
-    commands = [run_command(tmp_path / name, *changes, options=options) for name in ("first", "second")]
+def test_two_commands_on_one_folder_share_its_trials_and_runs_and_both_end_well(tmp_path: Path) -> None:
+    changes = (*SMALL, "optimizers=['sgd']", "tune.trials=6", "seeds=[0, 1, 2]")
+    command = run_command(tmp_path / "out", *changes, options=["--tune"])
     processes = [
         subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
-        for command in commands
+        for _ in range(2)
     ]
     written = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], written
-    tried = [words.count("tuning, sgd: lr") for words, _ in written]
-    assert sum(tried) == 8
-    assert count(database, "COMPLETE") == 8
-    found = [read_json(tmp_path / name / "tuned.json") for name in ("first", "second")]
-    assert found[0] == found[1]
-    alone, _ = tuned(request(tmp_path / "alone", *changes))
-    assert found[0] == alone
+    assert all("3 of 3 runs are finished" in words for words, _ in written)
+    alone, trials, _ = tuned(request(tmp_path / "alone", *changes))
+    assert read_json(tmp_path / "out" / "tuned.json") == alone
+    for job in trials:
+        lines = (tmp_path / "out" / job.record.folder.relative_to(tmp_path / "alone") / "metrics.jsonl").read_bytes()
+        assert lines == job.record.metrics.read_bytes()
 
 
-@pytest.mark.parametrize("url", ["nonsense", "sqlite:////no/such/folder/tuning.db", "oracle+none://host/x"])
-def test_a_database_that_cannot_be_opened_gets_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
-    monkeypatch.setattr(tuning, "PAUSES", (0.01,))
-    job = TrialJob(request(tmp_path, *SMALL), url, "{}", "sgd", "")
-    with pytest.raises(ValueError, match=r"^run: `storage` must be the URL of a database .* got ") as refusal:
-        job.study()
-    assert str(refusal.value).endswith(f"got {url!r}.")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="the driver is there")
-def test_without_the_driver_of_postgresql_its_extra_is_named(tmp_path: Path) -> None:
-    job = TrialJob(request(tmp_path, *SMALL), "postgresql://me:secret@host/db", "{}", "sgd", "")
-    with pytest.raises(ValueError, match=r"^run: ") as refusal:
-        job.study()
-    sentence = 'run: `storage` needs the driver of PostgreSQL; install it with pip install "blockadapt[postgres]".'
-    assert str(refusal.value) == sentence
-
-
-@pytest.mark.parametrize(
-    ("url", "told"),
-    [
-        ("sqlite:////home/me/tuning.db", "sqlite:////home/me/tuning.db"),
-        ("postgresql://host/db", "postgresql://host/db"),
-        ("postgresql://me@host:5432/db", "postgresql://me@host:5432/db"),
-        ("postgresql+psycopg://me:secret@host:5432/db", "postgresql+psycopg://me:***@host:5432/db"),
-        ("postgresql://me:sec@ret/s@host/db", "postgresql://me:***@host/db"),
-        ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
-        ("postgresql:///db?password=secret&host=a", "postgresql:///db?password=***&host=a"),
-    ],
-)
-def test_a_url_is_told_without_its_password(url: str, told: str) -> None:
-    assert without_password(url) == told
-
-
-def test_other_data_are_another_study(tmp_path: Path) -> None:
-    asked, url = request(tmp_path, *SMALL), f"sqlite:///{tmp_path / 'tuning.db'}"
-    names = {TrialJob(asked, url, data, "sgd", "").study().study_name for data in ("a", "b", "a")}
-    assert len(names) == 2
-    global last_storage
-    last_storage = url
-
-
-IMPATIENT = """
-from blockadapt_experiments.running import tuning
-tuning.HEARTBEAT, tuning.GRACE, tuning.PATIENCE = 1, 2, 0.2
-from blockadapt_experiments.__main__ import main
-if __name__ == "__main__":
-    main()
-"""
-
-
-def test_a_trial_whose_process_died_before_its_first_sign_of_life_is_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tuning, "GRACE", 1)
-    changes = (*SMALL, "optimizers=['sgd']")
-    asked = request(tmp_path / "out", *changes)
-    asked.out.mkdir()
-    job = TrialJob(asked, f"sqlite:///{asked.out / 'tuning.db'}", "{}", "sgd", "")
-    tuning._put_up(job)
-    with pytest.warns(UserWarning, match="Heartbeat"):
-        job.study().ask()  # as a process does that dies here
-    time.sleep(1.1)
-    found, ends = tuned(asked)
-    assert len(ends) == 3
-    assert found == tuned(request(tmp_path / "alone", *changes))[0]
-
-
-def test_tuning_goes_on_after_kill_9(tmp_path: Path) -> None:
-    program = tmp_path / "impatient.py"
-    program.write_text(IMPATIENT)
+def test_a_trial_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    changes = (*SMALL, "optimizers=['adam']", "tune.trials=2", "epochs=60")
     out = tmp_path / "out"
-    changes = (*SMALL, "optimizers=['adam']", "epochs=150")
-    command = [sys.executable, str(program), *run_command(out, *changes, options=["--tune"])[3:]]
+    command = run_command(out, *changes, options=["--tune"])
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        database = out / "tuning.db"
-        wait_until(lambda: (count(database, "COMPLETE"), count(database, "RUNNING")) == (1, 1), process)
+        folder = out / "tuning" / "adam" / "-" / "lr=0.001" / "seed-1000"
+        wait_until((folder / "checkpoint.pt").exists, process)
         process.kill()
-    assert process.returncode == -signal.SIGKILL
+    assert not (folder / "result.json").exists()
+    begun = (folder / "timing.jsonl").read_bytes().splitlines()[0]
     done = finished(command)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tuning, adam: lr") == 2
+    assert (folder / "timing.jsonl").read_bytes().splitlines()[0] == begun  # it was not done again
     found = read_json(out / "tuned.json")
-    alone, _ = tuned(request(tmp_path / "alone", *changes))
-    assert found == alone
+    assert found == tuned(request(tmp_path / "alone", *changes))[0]
     best = found["adam"][""]
     assert f"\nadam: lr {best['lr']:g}. {best.get('warning', '')}".rstrip() in done.stdout
     assert read_json(out / "runs" / "adam" / "-" / "seed-0" / "run.json")["lr"] == best["lr"]

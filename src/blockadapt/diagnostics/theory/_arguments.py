@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function, which refuses an argument outside of the range that its name stands for."""
+    """Make a function refuse an argument outside of the range that its name stands for."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)

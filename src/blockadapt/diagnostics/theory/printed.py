@@ -14,7 +14,7 @@ from blockadapt.diagnostics.theory.theorem1 import Theorem1Constants
 def theorem1_constants(
     *, smoothness: float, gradient_bound: float, beta1: float, step_bound: float, first_norm: float
 ) -> Theorem1Constants:
-    """The constants in the paper's proof of Theorem 1, which leave out f(x₁) − f* and twice the factor 3L/2.
+    """Return the constants in the paper's proof of Theorem 1, which leave out f(x₁) − f* and twice the factor 3L/2.
 
         C₃ = (1 + L² b²/(1 − β₁)²) b² G²
         C₄ = b (G² + D²) + b² D² + 2 G² E‖P₁‖₂
@@ -44,25 +44,25 @@ def theorem1_bound(constants: Theorem1Constants, term_a: Iterable[float], term_b
 
 @checked
 def term_a_sum(steps: int, gradient_bound: float, first_gradient: float) -> float:
-    """1 − 2 log‖g₁‖ + 2 log G + log T, from λ_min(g gᵀ) = ‖g‖²; in two dimensions or more it is 0."""
+    """Return 1 − 2 log‖g₁‖ + 2 log G + log T, from λ_min(g gᵀ) = ‖g‖²; in two dimensions or more it is 0."""
     return 1 - 2 * math.log(first_gradient) + 2 * math.log(gradient_bound) + math.log(steps)
 
 
 @checked
 def term_b_sum(first_gradient: float) -> float:
-    """1/‖g₁‖, taken for the trace of (g₁ g₁ᵀ)^{-1/2}, which is infinite in two dimensions or more."""
+    """Return 1/‖g₁‖, taken for the trace of (g₁ g₁ᵀ)^{-1/2}, which is infinite in two dimensions or more."""
     return 1 / first_gradient
 
 
 @checked
 def term_b_square_sum(first_gradient: float) -> float:
-    """1/‖g₁‖², by the same trace."""
+    """Return 1/‖g₁‖², by the same trace."""
     return 1 / first_gradient**2
 
 
 @checked
 def corollary_bound(constants: Theorem1Constants, *, steps: int, gradient_bound: float, first_gradient: float) -> float:
-    """G/√T · (C₁ (1 − 2 log‖g₁‖ + 2 log G + log T) + C₂/‖g₁‖ + C₃/‖g₁‖² + C₄), for α = 1."""
+    """Return G/√T · (C₁ (1 − 2 log‖g₁‖ + 2 log G + log T) + C₂/‖g₁‖ + C₃/‖g₁‖² + C₄), for α = 1."""
     c1, c2, c3, c4 = constants
     a = term_a_sum(steps, gradient_bound, first_gradient)
     bound = c1 * a + c2 * term_b_sum(first_gradient) + c3 * term_b_square_sum(first_gradient) + c4
@@ -71,7 +71,7 @@ def corollary_bound(constants: Theorem1Constants, *, steps: int, gradient_bound:
 
 @checked
 def momentum_bound(momentum: float, gradient: float, beta1: float) -> float:
-    """β₁² ‖m_{t−1}‖² + (1 − β₁)² ‖g_t‖², without the cross term (Lemma 13 as printed)."""
+    """Return β₁² ‖m_{t−1}‖² + (1 − β₁)² ‖g_t‖², without the cross term (Lemma 13 as printed)."""
     return (beta1 * momentum) ** 2 + ((1 - beta1) * gradient) ** 2
 
 

@@ -39,7 +39,7 @@ def theorem1_constants(
     first_norm: float,
     initial_gap: float,
 ) -> Theorem1Constants:
-    """The constants with which Theorem 1 holds.
+    """Return the constants with which Theorem 1 holds.
 
         C₁ = 3L/2 + 1/2 + L² b²/(1 − β₁)²
         C₂ = G² (b + 2)

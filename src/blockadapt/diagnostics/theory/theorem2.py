@@ -25,7 +25,7 @@ class Theorem2Conditions(NamedTuple):
 def theorem2_conditions(
     *, lr: float, smoothness: float, gradient_bound: float, beta2: float, eps: float, condition: float
 ) -> Theorem2Conditions:
-    """Whether 1 − β₂ ≤ δ²/(9 G² κ²) and α ≤ 2δ/(3 L κ).
+    """Tell whether 1 − β₂ ≤ δ²/(9 G² κ²) and α ≤ 2δ/(3 L κ).
 
     No full rank is needed. The proof works block by block, so κ may be the largest κ of a single block, which
     `SpectrumRecorder` records.
@@ -46,7 +46,7 @@ def theorem2_conditions(
 
 @checked
 def gradient_limit(beta2: float, eps: float) -> float:
-    """The first condition as G κ ≤ δ/(3 √(1 − β₂)). At the paper's δ = 1e-4, β₂ = 0.999 that is 1.05e-3."""
+    """Return the first condition as G κ ≤ δ/(3 √(1 − β₂)). At the paper's δ = 1e-4, β₂ = 0.999 that is 1.05e-3."""
     return eps / (3 * math.sqrt(1 - beta2))
 
 
@@ -128,5 +128,5 @@ def theorem2_bound(
 def noise_bound(
     variance: float, *, lr: float, smoothness: float, gradient_bound: float, beta2: float, eps: float
 ) -> float:
-    """(σ²/M) (G √(1 − β₂)/δ² + α L/(2δ²))."""
+    """Bound the part of the noise by (σ²/M) (G √(1 − β₂)/δ² + α L/(2δ²))."""
     return variance * (root_change_bound(gradient_bound, beta2) + lr * smoothness / 2) / eps**2

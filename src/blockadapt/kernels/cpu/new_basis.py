@@ -11,15 +11,12 @@ import numpy as np
 
 from blockadapt.kernels.cpu.effective import amsgrad_, effective_
 from blockadapt.kernels.cpu.eigensolver import (
-    apply_reflections_,
     apply_rotations_,
     diagonalise_,
-    diagonalise_2x2_in_float64_,
+    diagonalise_2x2_,
     form_rotations_,
-    reflect_basis_,
     reverse_,
     small_end_first,
-    tridiagonalise_in_float64_,
 )
 from blockadapt.kernels.cpu.jacobi import jacobi_, unpack_
 from blockadapt.kernels.cpu.jit import inlined, jit
@@ -28,6 +25,7 @@ from blockadapt.kernels.cpu.simd import absolute, array_at, broadcast, fma, load
 from blockadapt.kernels.cpu.tables import BASIS, LARGEST, TERM, M, V
 from blockadapt.kernels.cpu.thresholds import thresholds
 from blockadapt.kernels.cpu.tile_io import expect, from_lanes_, to_lanes_
+from blockadapt.kernels.cpu.tridiagonal import apply_reflections_, reflect_basis_, tridiagonalise_
 
 
 @inlined
@@ -112,10 +110,10 @@ def solve_(n: int, s: Any, most: int, L: int) -> Any:
     """
     zero = broadcast(s.a.dtype.type(0))
     if n == 2:
-        diagonalise_2x2_in_float64_(s.a, s.d, s.e, s.y, s.log, s.wide, L)
+        diagonalise_2x2_(s.a, s.d, s.e, s.y, s.log, L)
         s.ends[0] = 1
         return 1, zero < zero
-    tridiagonalise_in_float64_(n, s.a, s.h, s.d, s.e, s.y, s.u, s.q, s.wide, L)
+    tridiagonalise_(n, s.a, s.h, s.d, s.e, s.y, s.u, s.q, L)
     reversed_ = small_end_first(n, s.d, s.e, L)
     reverse_(n, s.d, reversed_, 1, L)
     reverse_(n - 1, s.e, reversed_, 1, L)
@@ -143,10 +141,9 @@ def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has
         s.q[lane] = f(1)
         this = load(s.q, 0) == broadcast(f(1))
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, this, L)
-    sums = s.wide.u[: s.sums.size]
-    effective_(n, s.d, s.e, s.terms, sums, form, L)
+    effective_(n, s.d, s.e, s.terms, s.aside, form, L)
     for i in range(lane, s.sums.size, L):
-        s.sums[i] = sums[i]
+        s.sums[i] = s.aside[i]
     for i in range(n):
         total = 0.0
         for j in range(n):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockadapt.kernels.cpu.eigensolver import four_columns
 from blockadapt.kernels.cpu.jit import jit
 from blockadapt.kernels.cpu.simd import absolute, broadcast, fma, load, select, sqrt, store
 from blockadapt.kernels.cpu.tile_io import expect
+from blockadapt.kernels.cpu.tridiagonal import four_columns
 
 
 @jit

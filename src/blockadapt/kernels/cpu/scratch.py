@@ -2,30 +2,31 @@
 
 Rows have one number a lane; a row of float32 is two cache lines. `triangle` is n(n+1)/2.
 
-    rows of the blocks' own type          rows of float64            int64
-    ┌──────────┬─────────────────────┐    ┌──────┬──────────┐        ┌─────────┬────────────────┐
-    │ a        │ max(triangle, 16)   │    │ a    │ triangle │        │ where   │ STRIDED × 32   │
-    │ x g m    │ n each              │    │ h    │ n        │        │ steps   │ 3 × 32         │
-    │ d e      │ n each              │    │ d e  │ n each   │        │ lengths │ 32             │
-    │ y        │ n                   │    │ y    │ n        │        │ owners  │ 32             │
-    │ h        │ n                   │    │ u q  │ n each   │        │ spare   │ 32 + 1         │
-    │ u q      │ n each              │    │ sums │ 2        │        │ ends    │ sweeps         │
-    │ ranks    │ n                   │    └──────┴──────────┘        └─────────┴────────────────┘
-    │ largest  │ n                   │    `wide` but for sums: float32 blocks are tridiagonalised here
-    │ merged   │ n                   │
-    │ terms    │ TERMS               │    numbers of float64         numbers of the blocks' type
-    │ log      │ 2 (n − 1) sweeps    │    ┌──────────┬────────┐      ┌───────┬──────────┐
-    └──────────┴─────────────────────┘    │ matrix   │ n × n  │      │ blank │ triangle │
-                                          │ vectors  │ n × n  │      └───────┴──────────┘
-                                          └──────────┴────────┘
-                                          one block, for Jacobi
+    rows of the blocks' own type          int64                       numbers of float64
+    ┌─────────────┬──────────────────┐    ┌─────────┬──────────────┐    ┌──────────┬────────┐
+    │ a           │ max(triangle, 16)│    │ where   │ TENSORS × 32 │    │ matrix   │ n × n  │
+    │ x g m       │ n each           │    │ steps   │ TENSORS × 32 │    │ vectors  │ n × n  │
+    │ d e         │ n each           │    │ lengths │ 32           │    └──────────┴────────┘
+    │ y           │ n                │    │ owners  │ 32           │    one block, for Jacobi
+    │ h           │ n                │    │ spare   │ 32 + 1       │
+    │ u q         │ n each           │    │ kept    │ 32           │    rows of float64
+    │ ranks       │ n                │    │ ends    │ sweeps       │    ┌───────┬───┐
+    │ largest     │ n                │    └─────────┴──────────────┘    │ sums  │ 2 │
+    │ merged      │ n                │                                  │ aside │ 2 │
+    │ basis       │ n (n − 1)/2      │    numbers of the blocks' type   └───────┴───┘
+    │ eigenvalues │ n                │    ┌───────┬──────────┐
+    │ columns     │ n × n            │    │ blank │ triangle │
+    │ terms       │ TERMS            │    └───────┴──────────┘
+    │ log         │ 2 (n − 1) sweeps │
+    └─────────────┴──────────────────┘
 
     a              packed V, then T's reflections in its columns      ranks, largest, merged   AMSGrad's Σ̂
     d, e           T's diagonal and what is beside it; Λ in d         terms   each lane's coefficients
     y              m, then Uᵀm, then the step                         log     cosine and sine of each rotation
     h              1/h of each reflection; u, q belong to one         ends    the last row of each sweep
     where, steps   addresses of each lane's block, byte strides       blank   a block of zeros, for lanes without one
-    sums           pᵀm̂ and m̂ᵀm̂ of each lane; no room where nobody measures
+    sums           Σ f(λ) y² and Σ y² of each lane; no room where nobody measures
+    aside          the same while Jacobi's method solves a single lane
 """
 
 from __future__ import annotations
@@ -41,18 +42,6 @@ from blockadapt.kernels.cpu.tables import TENSORS, TERMS
 
 LINE = 64
 """Bytes of a cache line."""
-
-
-class Wide(NamedTuple):
-    """Rows of float64."""
-
-    a: Any
-    h: Any
-    d: Any
-    e: Any
-    y: Any
-    u: Any
-    q: Any
 
 
 class Lie(NamedTuple):
@@ -88,12 +77,12 @@ class Scratch(NamedTuple):
     columns: Any
     terms: Any
     log: Any
-    wide: Any
     lie: Any
     ends: Any
     matrix: Any
     vectors: Any
     sums: Any
+    aside: Any
     end: Any
 
 
@@ -104,7 +93,7 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     It calls no compiled function: `.py_func` says how much memory to get.
     """
     triangle, sweeps = n * (n + 1) // 2, max(sweeps, 1)  # blocks of 2 take one
-    row, wide_row, integers = LANES * itemsize, LANES * 8, LANES * 8
+    row, integers = LANES * itemsize, LANES * 8
     a = 0
     x = a + max(triangle, SQUARE) * row
     g, m = x + n * row, x + 2 * n * row
@@ -115,11 +104,7 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     basis, eigenvalues = merged + n * row, merged + (n + n * (n - 1) // 2) * row
     columns = eigenvalues + n * row
     terms = columns + n * n * row
-    wide_a = terms + TERMS * row
-    wide_h = wide_a + triangle * wide_row
-    wide_d, wide_e, wide_y = wide_h + n * wide_row, wide_h + 2 * n * wide_row, wide_h + 3 * n * wide_row
-    wide_u, wide_q = wide_y + n * wide_row, wide_y + 2 * n * wide_row
-    where = wide_q + n * wide_row
+    where = terms + TERMS * row
     steps = where + len(TENSORS) * integers
     lengths = steps + len(TENSORS) * integers
     owners, spare = lengths + integers, lengths + 2 * integers
@@ -130,12 +115,12 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     vectors = matrix + (8 * n * n + LINE - 1) // LINE * LINE
     log = vectors + (8 * n * n + LINE - 1) // LINE * LINE
     sums = log + 2 * (n - 1) * sweeps * row
-    end = sums + 2 * wide_row
-    wide = Wide(wide_a, wide_h, wide_d, wide_e, wide_y, wide_u, wide_q)
+    aside = sums + 2 * LANES * 8
+    end = aside + 2 * LANES * 8
     lie = Lie(where, steps, lengths, owners, spare, kept, blank)
     return Scratch(
-        a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, basis, eigenvalues, columns, terms, log, wide, lie, ends,
-        matrix, vectors, sums, end,
+        a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, basis, eigenvalues, columns, terms, log, lie, ends,
+        matrix, vectors, sums, aside, end,
     )  # fmt: skip
 
 
@@ -145,15 +130,6 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> 
     triangle, sweeps = n * (n + 1) // 2, max(sweeps, 1)
     counted = 2 * LANES if measured else 0
     at = offsets(n, sweeps, like.itemsize)
-    wide = Wide(
-        a=doubles(address + at.wide.a, triangle * LANES),
-        h=doubles(address + at.wide.h, n * LANES),
-        d=doubles(address + at.wide.d, n * LANES),
-        e=doubles(address + at.wide.e, n * LANES),
-        y=doubles(address + at.wide.y, n * LANES),
-        u=doubles(address + at.wide.u, n * LANES),
-        q=doubles(address + at.wide.q, n * LANES),
-    )
     lie = Lie(
         where=carray(pointer(address + at.lie.where), (len(TENSORS), LANES), np.int64),
         steps=carray(pointer(address + at.lie.steps), (len(TENSORS), LANES), np.int64),
@@ -182,12 +158,12 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> 
         columns=rows_at(address + at.columns, n * n, like),
         terms=rows_at(address + at.terms, TERMS, like),
         log=rows_at(address + at.log, 2 * (n - 1) * sweeps, like),
-        wide=wide,
         lie=lie,
         ends=carray(pointer(address + at.ends), (sweeps,), np.int64),
         matrix=carray(pointer(address + at.matrix), (n, n), np.float64),
         vectors=carray(pointer(address + at.vectors), (n, n), np.float64),
         sums=doubles(address + at.sums, counted),
+        aside=doubles(address + at.aside, counted),
         end=address + at.end,
     )
 

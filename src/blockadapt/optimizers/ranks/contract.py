@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from blockadapt.errors import NonFiniteGradientError
-from blockadapt.optimizers.ranks.messages import exchange
 from blockadapt.optimizers.unit import Unit
 from blockadapt.validation import Described, refusal
 
@@ -74,10 +73,7 @@ def agreed(owner: str, verdict: Verdict, groups: Mapping[Any, torch.device], mov
         said = torch.tensor([verdict, moved, -moved])
         for group, device in groups.items():
             said = said.to(device)
-            heard = said.repeat(dist.get_world_size(group), 1)
-            for work in exchange(heard, said, group):
-                work.wait()
-            said = heard.amax(0)
+            dist.all_reduce(said, dist.ReduceOp.MAX, group=group)
     except Exception as error:
         raise RuntimeError(f"{owner}: another process does not answer; parameters and state are unchanged.") from error
     gravest, most, least = said.tolist()

@@ -61,16 +61,16 @@ class _Bucket:
     Attributes:
         units: The units, of one dtype and device.
         offsets: For each unit and rank where its rows begin in what that rank moves.
-        sent: What this rank moves; as long on every rank, so that all messages have one length.
-        received: What every rank sends, [ranks, length], while it is under way.
-        works: The messages under way.
+        sent: What this rank moves; as long on every rank, so that ranks with fewer rows send something more.
+        received: What all ranks send, [ranks, length], while it is under way.
+        work: The message under way.
     """
 
     units: list[Unit]
     offsets: list[list[int]]
     sent: Tensor
     received: Tensor | None = None
-    works: Sequence[Any] = ()
+    work: Any = None
 
 
 class SharedOut:
@@ -168,14 +168,14 @@ class SharedOut:
         return agreed(self._owner, verdict, {self._group: self._device}, moved)
 
     def publish(self, bucket: int) -> None:
-        """See `Ranks`. The messages of a bucket travel while the next one is moved."""
+        """See `Ranks`. One all-gather spreads a bucket while the next one is moved."""
         if bucket >= len(self._buckets):
             return  # units that every rank moves for itself
         one = self._buckets[bucket]
         self._is_lost = True
         one.received = one.sent.new_empty(self._size, len(one.sent))
         try:
-            one.works = exchange(one.received, one.sent, self._group)
+            one.work = exchange(one.received, one.sent, self._group)
         except Exception as error:
             raise RuntimeError(self._lost()) from error
 
@@ -183,8 +183,7 @@ class SharedOut:
         """See `Ranks`."""
         try:
             for bucket in self._buckets:
-                for work in bucket.works:
-                    work.wait()
+                bucket.work.wait()
         except Exception as error:
             raise RuntimeError(self._lost()) from error
         for bucket in self._buckets:
@@ -192,9 +191,8 @@ class SharedOut:
                 for rank, (first, last) in enumerate(pairwise(_share(unit).row_borders)):
                     if last > first and bucket.received is not None:
                         shape = (last - first, *unit.owner.shape[1:])
-                        moved = bucket.sent if rank == self._rank else bucket.received[rank]
-                        unit.owner[first:last] = _piece(moved, starts[rank], shape)
-            bucket.received, bucket.works = None, ()
+                        unit.owner[first:last] = _piece(bucket.received[rank], starts[rank], shape)
+            bucket.received = bucket.work = None
         for unit in self._alone:
             for param, slab in _share(unit).slabs.items():
                 if param.grad is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from blockadapt_experiments.data.sprites import NAMES
-from blockadapt_experiments.drawing.colours import style_of
+from blockadapt_experiments.drawing.colours import styles_of
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.summary import Summary
@@ -33,7 +33,7 @@ FRAME = 110
 
 
 def draw(summary: Summary, directory: Path) -> Sequence[Path]:
-    """All pictures for which there are finished runs."""
+    """Draw all pictures for which there are finished runs."""
     files = [*_draw_mig(summary, directory)]
     for variant in [each for each in PICTURED if each in summary.variants] or summary.variants[:1]:
         found = dict(_arrays(summary, variant))
@@ -44,7 +44,7 @@ def draw(summary: Summary, directory: Path) -> Sequence[Path]:
 
 
 def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
-    """Mean and 95% interval over seeds, a line for each optimizer, side by side so that intervals can be told apart."""
+    """Yield a picture of mean and 95% interval over seeds, a line for each optimizer, set apart."""
     betas = np.array([float(variant.removeprefix("beta=")) for variant in summary.variants])
     found = {}
     for arm in summary.arms:
@@ -57,10 +57,10 @@ def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
     seeds = f"{len(summary.seeds)} seeds, mean and 95% interval" if len(summary.seeds) > 1 else "one seed"
     figure.suptitle(f"Mutual Information Gap against β\n{_data(summary)}, {seeds}", fontsize=11)
     panel = figure.subplots()
-    order = np.argsort(betas)
+    order, styles = np.argsort(betas), styles_of(summary.arms)
     for number, (arm, (mean, half)) in enumerate(found.items()):
         x = betas[order] + DODGE * (number - (len(found) - 1) / 2)
-        style = {**style_of(arm, number).line(), "marker": "o", "markersize": 4, "capsize": 3, "elinewidth": 1}
+        style = {**styles[arm].line(), "marker": "o", "markersize": 4, "capsize": 3, "elinewidth": 1}
         panel.errorbar(x, mean[order], half[order], label=summary.label(arm), **style)
     panel.set_xticks(betas)
     panel.set_xlim(betas.min() - 0.5, betas.max() + 0.5)
@@ -73,7 +73,7 @@ def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
 
 
 def _arrays(summary: Summary, variant: str) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """The pictures of each optimizer, from its first seed that has any."""
+    """Yield the pictures of each optimizer, from its first seed that has any."""
     for arm in summary.arms:
         arrays = (summary.arrays(arm, variant, seed) for seed in summary.seeds)
         first = next((each for each in arrays if each), None)
@@ -84,7 +84,7 @@ def _arrays(summary: Summary, variant: str) -> Iterator[tuple[str, dict[str, np.
 def _draw_reconstructions(
     summary: Summary, variant: str, found: dict[str, dict[str, np.ndarray]], directory: Path
 ) -> Path:
-    """The originals in the first row, then a row for each optimizer."""
+    """Draw the originals in the first row, then a row for each optimizer."""
     rows = [next(iter(found.values()))["originals"], *(arrays["reconstructions"] for arrays in found.values())]
     labels = ["original", *(summary.label(arm) for arm in found)]
     figure = Figure(figsize=(1.6 + 0.75 * len(rows[0]), 0.9 + 0.75 * len(rows)), dpi=150, layout="constrained")
@@ -96,7 +96,7 @@ def _draw_reconstructions(
 
 
 def _draw_traversals(summary: Summary, variant: str, found: dict[str, dict[str, np.ndarray]], directory: Path) -> Path:
-    """A panel for each optimizer, a row for each latent, those that say most first."""
+    """Draw a panel for each optimizer with a row for each latent, those that say most first."""
     columns = min(len(found), ABREAST)
     lines = math.ceil(len(found) / columns)
     latents = len(next(iter(found.values()))["latent_kl"])
@@ -117,7 +117,7 @@ def _draw_traversals(summary: Summary, variant: str, found: dict[str, dict[str, 
 
 
 def _show(panel: Any, images: np.ndarray) -> None:
-    """Images [rows, columns, side, side] as one, with lines between them."""
+    """Show images [rows, columns, side, side] as one, with lines between them."""
     framed = np.pad(images, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=FRAME)
     rows, columns, side, _ = framed.shape
     panel.imshow(framed.transpose(0, 2, 1, 3).reshape(rows * side, columns * side), cmap="gray", vmin=0, vmax=255)
@@ -127,7 +127,7 @@ def _show(panel: Any, images: np.ndarray) -> None:
 
 
 def _middles(rows: int, side: int) -> np.ndarray:
-    """Where the rows of `_show` have their middles."""
+    """Compute where the rows of `_show` have their middles."""
     return (np.arange(rows) + 0.5) * (side + 1)
 
 

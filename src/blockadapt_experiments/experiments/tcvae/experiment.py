@@ -156,7 +156,7 @@ class TcvaeTask:
         return (row,)
 
     def outcome(self) -> Outcome:
-        """What the run took, the gap of each factor, reconstructions and traversals."""
+        """Return what the run took, the gap of each factor, reconstructions and traversals."""
         numbers = {
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "steps": self.step,
@@ -168,7 +168,7 @@ class TcvaeTask:
         return Outcome({**numbers, **gaps}, {} if self.diverged else self._pictures())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next steps depend on."""
+        """Return everything that the next steps depend on."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -196,7 +196,7 @@ class TcvaeTask:
         self.epoch = self.train[torch.randperm(len(self.train), generator=self.order)]
 
     def _minibatch(self) -> Tensor:
-        """The images of the next step."""
+        """Return the images of the next step."""
         place = self.step % (len(self.train) // self.settings.batch)
         if place == 0 and self.step > 0:
             self._begin_epoch()
@@ -209,7 +209,7 @@ class TcvaeTask:
         return objective_terms(images, logits, z, posterior, len(self.train), self.settings.estimator)
 
     def _train(self) -> tuple[Tensor, bool]:
-        """One step, unless the loss or a gradient is not finite: the terms, [4], and whether it was taken."""
+        """Take one step unless the loss or a gradient is not finite; return the terms, [4], and whether it did."""
         self.optimizer.zero_grad()
         terms = self._terms(self._minibatch(), self.noise)
         objective = terms.objective(self.beta)
@@ -228,7 +228,7 @@ class TcvaeTask:
 
     @torch.no_grad()
     def _validate(self, rows: Tensor) -> float:
-        """The objective on these images, in minibatches as large as in training; always with the same noise."""
+        """Measure the objective on these images, in minibatches as large as in training; always with the same noise."""
         self.model.eval()
         size = min(self.settings.batch, len(rows))
         noise = _generator(self.measuring)
@@ -237,14 +237,14 @@ class TcvaeTask:
 
     @torch.no_grad()
     def _encode(self, rows: Tensor) -> Posterior:
-        """q(z|x) of these images."""
+        """Compute q(z|x) of these images."""
         self.model.eval()
         parts = [self.model.encode(self.sprites.images(part).to(self.device)) for part in rows.split(AT_ONCE)]
         return Posterior(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
     @torch.no_grad()
     def _measure(self) -> Tensor:
-        """The information gap of each factor, on all images; always with the same noise and samples."""
+        """Measure the information gap of each factor, on all images; always with the same noise and samples."""
         posterior, generator = self._encode(torch.arange(len(self.sprites))), _generator(self.measuring)
         z = posterior.sample(torch.randn(posterior.mean.shape, generator=generator).to(self.device))
         classes = torch.from_numpy(self.sprites.classes[:, -len(JUDGED) :]).to(self.device)
@@ -252,7 +252,7 @@ class TcvaeTask:
 
     @torch.no_grad()
     def _pictures(self) -> dict[str, np.ndarray]:
-        """Originals, reconstructions, traversals and, for each latent, the mean KL to the prior over some images.
+        """Make originals, reconstructions, traversals and, for each latent, the mean KL to the prior over some images.
 
         A traversal moves one latent of the first original through `SPAN`, all others left where they are.
         """
@@ -287,7 +287,7 @@ def _row(terms: Terms) -> Row:
 
 
 def _grey(images: Tensor) -> np.ndarray:
-    """[count, 1, height, width] in [0, 1] as bytes [count, height, width]."""
+    """Turn [count, 1, height, width] in [0, 1] into bytes [count, height, width]."""
     pixels: np.ndarray = (255 * images).round().to(torch.uint8).squeeze(1).cpu().numpy()
     return pixels
 
@@ -307,13 +307,13 @@ EXCEPTED, BEST = "beta=8", "beta=6"
 
 
 def _mig(summary: Summary, arm: str, variant: str) -> BySeed:
-    """MIG at the end of the finished runs, by seed."""
+    """Return the MIG at the end of the finished runs, by seed."""
     seeds = [run.key.seed for run in summary.of(arm, variant) if run.finished]
     return dict(zip(seeds, summary.final(arm, "mig", variant).tolist(), strict=True))
 
 
 def judge_higher(summary: Summary) -> Verdict:
-    """Whether Block-Adam ends with a higher MIG than Adam, at every β that ran but the one that the paper excepts."""
+    """Judge whether Block-Adam ends with a higher MIG than Adam, at every β but the one that the paper excepts."""
     parts, words = [], []
     for variant in summary.variants:
         block, diagonal = (_mig(summary, arm, variant) for arm in (BLOCK, DIAGONAL))
@@ -329,7 +329,7 @@ def judge_higher(summary: Summary) -> Verdict:
 
 
 def judge_best(summary: Summary) -> Verdict:
-    """Whether Block-Adam's MIG is highest at β = 6. That can be seen only with β on both sides of it."""
+    """Judge whether Block-Adam's MIG is highest at β = 6. That can be seen only with β on both sides of it."""
     found = {variant: _mig(summary, BLOCK, variant) for variant in summary.variants}
     found = {variant: values for variant, values in found.items() if values}
     if BEST not in found or len(found) == 1:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from blockadapt.validation import require, require_integer
 from blockadapt_experiments.claims.claim import Claim, Verdict
@@ -94,12 +95,12 @@ class AdagradTask:
         }
 
     def outcome(self) -> Outcome:
-        """The loss at the end, the least, and the mean over the run."""
+        """Return the loss at the end, the least, and the mean over the run."""
         losses = self._losses
         return Outcome({"final": losses[-1], "least": min(losses), "mean": float(np.mean(losses))}, {})
 
     def state_dict(self) -> dict[str, Any]:
-        """The point, its optimizer and the losses so far; the rest follows from the settings and the seed."""
+        """Return the point, its optimizer and the losses so far; the rest follows from the settings and the seed."""
         return {"descent": self._descent.state_dict(), "losses": list(self._losses)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,7 +110,7 @@ class AdagradTask:
 
 
 def draw_start(random: np.random.Generator, problem: Problem) -> np.ndarray:
-    """Weights N(0, 1), drawn again while a hidden unit is dead."""
+    """Draw weights N(0, 1), and again while a hidden unit is dead."""
     while True:
         start = random.standard_normal(problem.truth.size)
         if problem.alive(start):
@@ -117,7 +118,7 @@ def draw_start(random: np.random.Generator, problem: Problem) -> np.ndarray:
 
 
 def draw_batches(random: np.random.Generator, steps: int, samples: int, size: int) -> np.ndarray:
-    """Samples of each step, [steps, size], without repetition within a step."""
+    """Draw the samples of each step, [steps, size], without repetition within a step."""
     return random.random((steps, samples)).argsort(axis=1)[:, :size]
 
 
@@ -130,7 +131,7 @@ def _task(settings: AdagradSettings, key: RunKey, lr: float, data: Path | None, 
 
 
 def steps_to_common_level(summary: Summary, variant: str) -> tuple[BySeed, BySeed]:
-    """For each seed, the steps of the full and of the diagonal version to the lowest loss that both reach."""
+    """Count, for each seed, the steps of the full and of the diagonal version to the lowest loss that both reach."""
     curves = [summary.curve(arm, "loss", variant) for arm in (FULL, DIAGONAL)]
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     for seed in [seed for seed in summary.seeds if all(seed in curve.seeds for curve in curves)]:
@@ -144,7 +145,7 @@ def steps_to_common_level(summary: Summary, variant: str) -> tuple[BySeed, BySee
 
 
 def judge_faster(summary: Summary) -> Verdict:
-    """Fewer steps of the full version to the lowest loss that both reach."""
+    """Judge whether the full version takes fewer steps to the lowest loss that both reach."""
     ratios = {variant: log_ratio(*steps_to_common_level(summary, variant)) for variant in summary.variants}
     words = ", ".join(f"{variant} {ratio_words(ratio)}" for variant, ratio in ratios.items())
     held = together(is_below_zero(ratio) for ratio in ratios.values())
@@ -152,7 +153,7 @@ def judge_faster(summary: Summary) -> Verdict:
 
 
 def judge_lower(summary: Summary) -> Verdict:
-    """A lower loss of the full version at the end."""
+    """Judge whether the full version ends with a lower loss."""
     parts, words = [], []
     for variant in summary.variants:
         full, diagonal = (numbers(summary, arm, "final", variant) for arm in (FULL, DIAGONAL))
@@ -167,6 +168,7 @@ TOY_ADAGRAD = Experiment(
     name="toy-adagrad",
     title="AdaGrad with a full matrix against a diagonal, on a network of ten weights",
     section="Section 2; appendix A, figure 6",
+    dtype=torch.float64,
     config=AdagradSettings,
     axis="step",
     metrics=(

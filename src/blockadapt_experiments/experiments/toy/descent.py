@@ -43,7 +43,7 @@ class Descent:
         self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is and all that its next step depends on."""
+        """Return where it is and all that its next step depends on."""
         x = self._parameter.detach().clone()
         return {"taken": self.taken, "x": x, "optimizer": self._optimizer.state_dict()}
 

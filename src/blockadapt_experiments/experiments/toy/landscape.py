@@ -107,7 +107,7 @@ def surface(problem: Problem, pair: Pair, reach: float, points: int) -> Surface:
 
 
 def couplings(H: Array) -> tuple[Array, Array]:
-    """Coupling and ratio […] of Hessians […, 2, 2]; nan where the loss is flat in a direction."""
+    """Compute coupling and ratio […] of Hessians […, 2, 2]; nan where the loss is flat in a direction."""
     interaction, curvature = np.abs(H[..., 0, 1]), np.sqrt(np.abs(H[..., 0, 0] * H[..., 1, 1]))
     flat = np.abs(H).max(axis=(-1, -2)) <= FLAT
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -116,7 +116,7 @@ def couplings(H: Array) -> tuple[Array, Array]:
 
 
 def condition(H: Array) -> Array:
-    """log₁₀ of the condition number […]; nan where the loss is flat."""
+    """Compute log₁₀ of the condition number […]; nan where the loss is flat."""
     size = np.sort(np.abs(np.linalg.eigvalsh(H)), axis=-1)
     least = np.maximum(size[..., 0], size[..., 1] / LARGEST_CONDITION)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -138,7 +138,7 @@ class LandscapeTask:
         return [surface(self._problem, pair, self._settings.reach, self._settings.points) for pair in self._pairs]
 
     def advance(self) -> Sequence[Row]:
-        """Means over all pairs, along squares of growing distance from the true values."""
+        """Measure means over all pairs, along squares of growing distance from the true values."""
         middle = self._settings.points // 2
         away = np.abs(np.arange(self._settings.points) - middle)
         ring = np.maximum(away[:, None], away[None, :])
@@ -153,7 +153,7 @@ class LandscapeTask:
         return rows
 
     def outcome(self) -> Outcome:
-        """Means over all pairs at the true values, at the least loss, and over the grid; one landscape to look at."""
+        """Return means over all pairs at the true values, at the least loss and over the grid; and one landscape."""
         surfaces = self._surfaces
         found = {"pairs": float(len(surfaces))}
         for name in ("coupling", "condition", "off_diagonal"):
@@ -173,15 +173,15 @@ class LandscapeTask:
         return Outcome(found, arrays)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: what is left to say is computed anew."""
+        """Return nothing: what is left to say is computed anew."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to continue from."""
+        """Do nothing: there is nothing to continue from."""
 
 
 def _mean(values: Sequence[Any]) -> float:
-    """Of all that are no nan; nan if there are none."""
+    """Take the mean of all that are no nan; nan if there are none."""
     flat = np.concatenate([np.ravel(value) for value in values])
     known = flat[~np.isnan(flat)]
     return float(known.mean()) if known.size else np.nan
@@ -193,7 +193,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _typical(couplings: Sequence[float]) -> int:
-    """The pair with the median coupling: neither the tamest nor the wildest landscape is shown."""
+    """Choose the pair with the median coupling: neither the tamest nor the wildest landscape is shown."""
     order = np.argsort(couplings)  # nan last
     known = max(1, int(np.count_nonzero(~np.isnan(couplings))))
     return int(order[known // 2])
@@ -208,7 +208,7 @@ def _task(settings: LandscapeSettings, key: RunKey, lr: float, data: Path | None
 
 
 def _judge(summary: Summary, names: dict[str, str]) -> Verdict:
-    """Whether each of these numbers is larger for pairs of the same layer."""
+    """Judge whether each of these numbers is larger for pairs of the same layer."""
     parts, words = [], []
     for name, where in names.items():
         same, different = (numbers(summary, arm, name) for arm in (SAME, DIFFERENT))
@@ -220,7 +220,7 @@ def _judge(summary: Summary, names: dict[str, str]) -> Verdict:
 
 
 def judge_coupling(summary: Summary) -> Verdict:
-    """Stronger interaction of two weights of the same layer."""
+    """Judge whether two weights of the same layer interact more."""
     places = {
         "coupling_truth": "at the true weights",
         "coupling_optimum": "at the least loss",
@@ -236,7 +236,7 @@ def judge_coupling(summary: Summary) -> Verdict:
 
 
 def judge_condition(summary: Summary) -> Verdict:
-    """Worse conditioning of two weights of the same layer."""
+    """Judge whether two weights of the same layer are worse conditioned."""
     places = {
         "condition_truth": "at the true weights",
         "condition_optimum": "at the least loss",
@@ -247,7 +247,7 @@ def judge_condition(summary: Summary) -> Verdict:
 
 
 def judge_change(summary: Summary) -> Verdict:
-    """A Hessian that changes more over the landscape of two weights of the same layer."""
+    """Judge whether the Hessian changes more over the landscape of two weights of the same layer."""
     held, words = _judge(summary, {"change": "root mean square", "change_share": "as a share of the curvature"})
     return Verdict(held, f"Change of the Hessian over the grid, same layer against different layers: {words}.")
 

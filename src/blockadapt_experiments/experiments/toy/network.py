@@ -88,24 +88,24 @@ class Problem:
         ]
 
     def loss(self, weights: Array) -> Array:
-        """Mean binary cross-entropy […] of weights […, P]."""
+        """Compute the mean binary cross-entropy […] of weights […, P]."""
         z = self._forward(weights, self.inputs).z
         loss: Array = np.mean(np.logaddexp(0, z) - self.labels * z, axis=-1)
         return loss
 
     def probability(self, weights: Array) -> Array:
-        """σ(z) […, n]."""
+        """Compute σ(z) […, n]."""
         return _sigmoid(self._forward(weights, self.inputs).z)
 
     def gradient(self, weights: Array, rows: NDArray[np.intp] | slice = slice(None)) -> Array:
-        """Of the loss over these samples, […, P]."""
+        """Compute the gradient of the loss over these samples, […, P]."""
         inputs, labels = self.inputs[rows], self.labels[rows]
         at = self._forward(weights, inputs)
         residual = (_sigmoid(at.z) - labels) / len(labels)
         return (residual[..., None, :] @ self._jacobian(at, inputs))[..., 0, :]
 
     def hessian(self, weights: Array) -> Array:
-        """Of the loss, […, P, P]; the kinks of the ReLUs count for nothing.
+        """Compute the Hessian of the loss, […, P, P]; the kinks of the ReLUs count for nothing.
 
         With r = σ(z) − y, J = ∂z/∂w: mean over samples of σ'(z) J Jᵀ + r ∂²z/∂w², where ∂²z/∂w² has entries only
         between layers, because z is linear in the weights of one layer.
@@ -117,12 +117,12 @@ class Problem:
         return hessian + between + np.swapaxes(between, -1, -2)
 
     def alive(self, weights: Array) -> bool:
-        """Whether every hidden unit is active on some sample."""
+        """Tell whether every hidden unit is active on some sample."""
         at = self._forward(weights, self.inputs)
         return bool((at.d1.any(axis=-2) & at.d2.any(axis=-2)).all())
 
     def _layers(self, weights: Array) -> tuple[Array, Array, Array]:
-        """W₁ […, WIDTH, inputs], W₂ likewise, w₃ […, inputs]."""
+        """Return W₁ […, WIDTH, inputs], W₂ likewise, w₃ […, inputs]."""
         inputs = self.inputs.shape[1]
         W1, W2, w3 = np.split(weights, [WIDTH * inputs, 2 * WIDTH * inputs], axis=-1)
         shape = (*weights.shape[:-1], WIDTH, inputs)
@@ -144,14 +144,14 @@ class Problem:
         return h if self.inputs.shape[1] == WIDTH else np.concatenate([h, np.ones_like(h[..., :1])], axis=-1)
 
     def _jacobian(self, at: Pass, inputs: Array) -> Array:
-        """∂z/∂w […, n, P]."""
+        """Compute ∂z/∂w […, n, P]."""
         flat = (*at.z.shape, -1)
         by_W1 = (at.e1[..., :, None] * inputs[:, None, :]).reshape(flat)
         by_W2 = (at.e2[..., :, None] * at.h1[..., None, :]).reshape(flat)
         return np.concatenate([by_W1, by_W2, at.h2], axis=-1)
 
     def _between_layers(self, weights: Array, at: Pass, residual: Array) -> Array:
-        """Σ r ∂²z/∂w², the part above the diagonal, […, P, P]."""
+        """Compute Σ r ∂²z/∂w², the part above the diagonal, […, P, P]."""
         _, W2, w3 = self._layers(weights)
         inputs = self.inputs.shape[1]
         T = np.einsum("...n,...nk,...nj,nl->...kjl", residual, at.d2, at.d1, self.inputs, optimize=True)
@@ -168,7 +168,7 @@ class Problem:
 
 
 def draw_problem(random: np.random.Generator, settings: ToySettings) -> Problem:
-    """True weights N(0, 1), inputs N(0, 1), labels from the network itself.
+    """Draw true weights N(0, 1) and inputs N(0, 1), and take labels from the network itself.
 
     Drawn again while a hidden unit is dead or all labels are equal: a loss without the unit, or without a minimum.
     """
@@ -185,31 +185,31 @@ def draw_problem(random: np.random.Generator, settings: ToySettings) -> Problem:
 
 
 def with_pair(weights: Array, pair: Pair, values: Array) -> Array:
-    """The weights [P] with two of them replaced: […, P] for values […, 2]."""
+    """Replace two of the weights [P]: […, P] for values […, 2]."""
     changed: Array = np.broadcast_to(weights, (*values.shape[:-1], weights.size)).copy()
     changed[..., pair] = values
     return changed
 
 
 def pair_hessian(problem: Problem, weights: Array, pair: Pair) -> Array:
-    """The rows and columns of these two weights, […, 2, 2]."""
+    """Return the rows and columns of these two weights, […, 2, 2]."""
     hessian: Array = problem.hessian(weights)[..., pair, :][..., pair]
     return hessian
 
 
 def square(centre: Array, reach: float, points: int) -> Array:
-    """A grid of two weights around a centre [2]: [points, points, 2], the first weight along the first axis."""
+    """Make a grid of two weights around a centre [2]: [points, points, 2], the first weight along the first axis."""
     offsets = np.linspace(-reach, reach, points)
     return centre + np.stack(np.meshgrid(offsets, offsets, indexing="ij"), axis=-1)
 
 
 def same_layer_pairs(problem: Problem) -> list[Pair]:
-    """Two weights of one layer from the same input neuron."""
+    """List the pairs of weights of one layer from the same input neuron."""
     return _pairs(problem, lambda a, b: a.layer == b.layer and a.input == b.input)
 
 
 def different_layers_pairs(problem: Problem) -> list[Pair]:
-    """Two weights of different layers."""
+    """List the pairs of weights of different layers."""
     return _pairs(problem, lambda a, b: a.layer != b.layer)
 
 

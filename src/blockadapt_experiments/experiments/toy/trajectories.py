@@ -100,21 +100,21 @@ class Landscape:
         return self.problem.truth[self.pair]
 
     def loss(self, point: Array) -> Array:
-        """At points […, 2]."""
+        """Compute the loss at points […, 2]."""
         return self.problem.loss(with_pair(self.problem.truth, self.pair, point))
 
     def gradient(self, point: Array) -> Array:
-        """At points […, 2]."""
+        """Compute the gradient at points […, 2]."""
         return self.problem.gradient(with_pair(self.problem.truth, self.pair, point))[..., self.pair]
 
     def curvature(self, point: Array) -> float:
-        """The least eigenvalue of the Hessian at a point [2]."""
+        """Compute the least eigenvalue of the Hessian at a point [2]."""
         weights = with_pair(self.problem.truth, self.pair, point)
         return float(np.linalg.eigvalsh(pair_hessian(self.problem, weights, self.pair))[0])
 
 
 def draw_landscape(number: int, settings: TrajectorySettings) -> Landscape:
-    """The pair that interacts most of the first problem that has one to the settings' taste."""
+    """Find the pair that interacts most in the first problem that has one to the settings' taste."""
     random = np.random.default_rng([number, 0])
     while True:
         problem = draw_problem(random, settings)
@@ -175,7 +175,7 @@ class TrajectoryTask:
         return {"step": taken, "loss": loss, "gradient": norm, "steps_needed": min(taken, self._arrived)}
 
     def outcome(self) -> Outcome:
-        """Steps needed (all of them if it never arrived), and how straight the path there was."""
+        """Return the steps needed (all of them if it never arrived), and how straight the path there was."""
         path = self._path[: self._arrived + 1]
         length = float(np.linalg.norm(np.diff(path, axis=0), axis=1).sum())
         displacement = float(np.linalg.norm(path[-1] - path[0]))
@@ -191,7 +191,7 @@ class TrajectoryTask:
         return Outcome(found, {"path": path, "loss": self._landscape.loss(grid), "centre": centre})
 
     def state_dict(self) -> dict[str, Any]:
-        """The point, its optimizer and the path so far; the rest follows from the settings, variant and seed."""
+        """Return the point, its optimizer and the path so far; the rest follows from the settings, variant and seed."""
         return {
             "descent": self._descent.state_dict(),
             "path": torch.from_numpy(self._path[: self._descent.taken + 1].copy()),
@@ -207,7 +207,7 @@ class TrajectoryTask:
 
 
 def draw_start(random: np.random.Generator, landscape: Landscape, settings: TrajectorySettings) -> Array:
-    """Uniform in a square around the true values, drawn again while the loss is all but flat there."""
+    """Draw a point in a square around the true values, and again while the loss is all but flat there."""
     while True:
         start = landscape.centre + random.uniform(-settings.reach, settings.reach, 2)
         if np.hypot(*landscape.gradient(start)) > 10 * settings.tolerance:
@@ -227,7 +227,7 @@ def _task(settings: TrajectorySettings, key: RunKey, lr: float, data: Path | Non
 
 
 def _log_ratios(summary: Summary, name: str) -> dict[str, np.ndarray]:
-    """log(block / diagonal) of a number, by landscape, over the starts that both have finished."""
+    """Compute log(block / diagonal) of a number, by landscape, over the starts that both have finished."""
     found: dict[str, tuple[BySeed, BySeed]] = {
         variant: (numbers(summary, BLOCK, name, variant), numbers(summary, DIAGONAL, name, variant))
         for variant in summary.variants
@@ -240,7 +240,7 @@ def _log_ratios(summary: Summary, name: str) -> dict[str, np.ndarray]:
 
 
 def _judge(summary: Summary, name: str) -> tuple[bool | None, str]:
-    """Whether the number is smaller with blocks: the mean over landscapes of log ratios, then over starts."""
+    """Judge whether the number is smaller with blocks: the mean over landscapes of log ratios, then over starts."""
     ratios = _log_ratios(summary, name)
     means = np.mean(list(ratios.values()), axis=0) if ratios else np.array([])
     each = ", ".join(f"{variant} {ratio_words(ratio)}" for variant, ratio in ratios.items())
@@ -248,7 +248,7 @@ def _judge(summary: Summary, name: str) -> tuple[bool | None, str]:
 
 
 def judge_fewer_steps(summary: Summary) -> Verdict:
-    """Fewer steps with the block."""
+    """Judge whether the block takes fewer steps."""
     held, words = _judge(summary, "steps_needed")
     arrived = {
         arm: [value for variant in summary.variants for value in numbers(summary, arm, "arrived", variant).values()]
@@ -264,7 +264,7 @@ def judge_fewer_steps(summary: Summary) -> Verdict:
 
 
 def judge_straighter(summary: Summary) -> Verdict:
-    """A shorter detour with the block."""
+    """Judge whether the block makes a shorter detour."""
     held, words = _judge(summary, "detour")
     return Verdict(held, f"Length of the path over the distance that it covers: {words}.")
 
@@ -273,6 +273,7 @@ TOY_TRAJECTORIES = Experiment(
     name="toy-trajectories",
     title="RMSprop with one 2 × 2 block against a diagonal, on the loss over two weights",
     section="Section 2, figure 2",
+    dtype=torch.float64,
     config=TrajectorySettings,
     axis="step",
     metrics=(

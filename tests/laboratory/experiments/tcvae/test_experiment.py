@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +23,11 @@ from blockadapt_experiments.experiments.tcvae.experiment import (
 )
 from blockadapt_experiments.models.tcvae import Posterior, Terms, information_gaps
 from blockadapt_experiments.report.reading import read
-from blockadapt_experiments.results.measurements import Outcome, Row, RunKey
+from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.summary import Summary
 from blockadapt_experiments.running.estimate import dry_run
 from blockadapt_experiments.running.runner import Request
+from support.laboratory import finish, through_a_file
 from support.run_records import write_experiment, write_run
 
 TINY = ("values=[1, 2, 2, 3, 3]", "width=32", "latents=3", "batch=8", "steps=11", "every=2", "mig_every=4")
@@ -51,19 +50,6 @@ def make(
     task = TCVAE.task(chosen, RunKey(arm, f"beta={beta:g}", seed), lr, None, tuning)
     assert isinstance(task, TcvaeTask)
     return task
-
-
-def finish(task: TcvaeTask, done: int = 0) -> tuple[list[Row], Outcome]:
-    rows = [row for _ in range(done, task.legs) for row in task.advance()]
-    return rows, task.outcome()
-
-
-def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
 
 
 # Runs ---------------------------------------------------------------------------------------------------------------

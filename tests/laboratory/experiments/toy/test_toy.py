@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -48,8 +47,9 @@ from blockadapt_experiments.experiments.toy.trajectories import (
     judge_straighter,
 )
 from blockadapt_experiments.report.reading import read
-from blockadapt_experiments.results.measurements import Outcome, Row, RunKey
+from blockadapt_experiments.results.measurements import Row, RunKey
 from blockadapt_experiments.results.summary import Summary
+from support.laboratory import finish, through_a_file
 from support.run_records import write_experiment, write_run
 from support.toy import problem, torch_loss, trajectory_settings
 
@@ -74,19 +74,6 @@ def test_minibatches_have_no_sample_twice_and_do_not_depend_on_the_arm() -> None
 
 def adagrad_settings(*changes: str) -> Any:
     return load(get_experiment("toy-adagrad"), "smoke", ["steps=1100", "every=100", *changes])
-
-
-def finish(task: Task, done: int = 0) -> tuple[list[Row], Outcome]:
-    rows = [row for _ in range(done, task.legs) for row in task.advance()]
-    return rows, task.outcome()
-
-
-def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import torch
 
 from blockadapt.kernels.cpu import eigensolver as solver
 from blockadapt.kernels.cpu import eigensolver_reference as reference
-from blockadapt.kernels.cpu import jacobi
-from blockadapt.kernels.cpu.scratch import Wide
+from blockadapt.kernels.cpu import jacobi, tridiagonal
 from blockadapt.kernels.cpu.simd import LANES as L
 from blockadapt.moments import unpack
 from support.blocks import blocks_of
@@ -21,7 +20,7 @@ Array = np.ndarray[Any, Any]
 KINDS = ["typical", "graded", "gradedup", "rank3", "cond1e8", "zero"]
 each_real = pytest.mark.parametrize("real", [np.float32, np.float64], ids=["float32", "float64"])
 each_kind = pytest.mark.parametrize("kind", KINDS)
-each_size = pytest.mark.parametrize("n", [3, 4, 7])
+each_size = pytest.mark.parametrize("n", [3, 4, 7, 11])
 
 
 def matrices(kind: str, n: int) -> Array:
@@ -49,7 +48,7 @@ def packed_rows(V: Array, real: Any) -> Array:
     return to_rows(V[(slice(None), *np.tril_indices(V.shape[1]))], real)
 
 
-def tridiagonal(d: Array, e: Array) -> Array:
+def tridiagonal_matrix(d: Array, e: Array) -> Array:
     """[L, n, n] from diagonals [L, n] and [L, n − 1]."""
     n = d.shape[1]
     T = np.zeros((L, n, n))
@@ -64,8 +63,7 @@ def tridiagonalised(V: Array, m: Array, real: Any) -> dict[str, Array]:
     a = packed_rows(V, real)
     rows = {name: np.full(n * L, np.nan, real) for name in "hdeuq"}
     y = to_rows(m, real)
-    wide = Wide(np.empty(a.size), *(np.empty(n * L) for _ in range(6)))
-    solver.tridiagonalise_in_float64_(n, a, rows["h"], rows["d"], rows["e"], y, rows["u"], rows["q"], wide, L)
+    tridiagonal.tridiagonalise_(n, a, rows["h"], rows["d"], rows["e"], y, rows["u"], rows["q"], L)
     return {"a": a, "h": rows["h"], "d": rows["d"], "e": rows["e"], "y": y}
 
 
@@ -109,7 +107,7 @@ def test_the_reference_decomposes_v(kind: str, n: int) -> None:
 def test_tridiagonal_form_is_hvh_and_the_references(n: int, kind: str, real: Any) -> None:
     V, m = matrices(kind, n), vectors(n)
     left = tridiagonalised(V, m, real)
-    T = tridiagonal(from_rows(left["d"], n), from_rows(left["e"], n)[:, : n - 1])
+    T = tridiagonal_matrix(from_rows(left["d"], n), from_rows(left["e"], n)[:, : n - 1])
     H = reflections(left["a"], left["h"], n)
     close = tolerance(real, n)
     np.testing.assert_allclose(H.transpose(0, 2, 1) @ H, np.broadcast_to(np.eye(n), H.shape), atol=close)
@@ -126,10 +124,10 @@ def test_reflections_are_applied_backwards(n: int, real: Any) -> None:
     left = tridiagonalised(matrices("typical", n), vectors(n), real)
     H, z = reflections(left["a"], left["h"], n), vectors(n)
     y = to_rows(z, real)
-    solver.apply_reflections_(n, left["a"], left["h"], y, L)
+    tridiagonal.apply_reflections_(n, left["a"], left["h"], y, L)
     np.testing.assert_allclose(from_rows(y, n), (H @ z[:, :, None])[:, :, 0], atol=tolerance(real, n))
     basis = to_rows(np.broadcast_to(np.eye(n), (L, n, n)), real)
-    solver.reflect_basis_(n, left["a"], left["h"], basis, L)
+    tridiagonal.reflect_basis_(n, left["a"], left["h"], basis, L)
     np.testing.assert_allclose(from_rows(basis, n, n), H, atol=tolerance(real, n))
 
 
@@ -138,7 +136,7 @@ def test_a_column_that_is_tridiagonal_already_is_left_alone() -> None:
     n = 5
     V = np.broadcast_to(np.diag(np.arange(2.0, 7.0) / 4) + np.diag([0.25] * 4, 1) + np.diag([0.25] * 4, -1), (L, n, n))
     left = tridiagonalised(V, vectors(n), np.float64)
-    np.testing.assert_array_equal(tridiagonal(from_rows(left["d"], n), from_rows(left["e"], n)[:, :4]), V)
+    np.testing.assert_array_equal(tridiagonal_matrix(from_rows(left["d"], n), from_rows(left["e"], n)[:, :4]), V)
     np.testing.assert_array_equal(from_rows(left["y"], n), vectors(n))
     np.testing.assert_array_equal(from_rows(left["h"], n)[:, : n - 2], 0)
 
@@ -160,7 +158,7 @@ def tridiagonal_blocks(kind: str, n: int) -> Array:
     """T of each lane's block, exact in float32."""
     T = np.stack([reference.tridiagonalise(block)[0] for block in matrices(kind, n)])
     d, e = T.diagonal(axis1=1, axis2=2), T.diagonal(1, axis1=1, axis2=2)
-    return tridiagonal(d.astype(np.float32), e.astype(np.float32))
+    return tridiagonal_matrix(d.astype(np.float32), e.astype(np.float32))
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -232,8 +230,7 @@ def test_blocks_of_two_are_solved_by_one_rotation(real: Any) -> None:
     V[0] = np.eye(2)
     a, y = packed_rows(V, real), to_rows(z, real)
     d, e, log = (np.full(2 * L, np.nan, real) for _ in range(3))
-    wide = Wide(np.empty(3 * L), *(np.empty(2 * L) for _ in range(6)))
-    solver.diagonalise_2x2_in_float64_(a, d, e, y, log, wide, L)
+    solver.diagonalise_2x2_(a, d, e, y, log, L)
     c, s = from_rows(log, 2).T
     R = np.stack([np.stack([c, -s], -1), np.stack([s, c], -1)], 1)
     close = tolerance(real, 2)

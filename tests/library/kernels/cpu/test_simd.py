@@ -205,7 +205,7 @@ def wide(out: Any, a: Any) -> None:
 
 
 def narrow(out: Any, a: Any) -> None:
-    store(out, 0, simd.narrow(load(a, 0)))
+    store(out, 0, simd.narrow(load(a, 0), out))
 
 
 def test_widen_is_exact_and_narrow_undoes_it() -> None:

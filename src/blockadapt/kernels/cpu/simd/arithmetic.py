@@ -131,9 +131,9 @@ def widen(lanes: Any) -> Any:
     return lanes.astype(np.float64)
 
 
-def narrow(lanes: Any) -> Any:
-    """float64 lanes as float32 lanes."""
-    return lanes.astype(np.float32)
+def narrow(lanes: Any, like: Any) -> Any:
+    """float64 lanes as lanes of this array's type."""
+    return lanes.astype(like.dtype)
 
 
 @defines(widen, Lanes, returns=lambda lanes: Lanes(types.float64))
@@ -141,9 +141,10 @@ def _widen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return args[0] if sig.args[0].dtype == types.float64 else builder.fpext(args[0], vector_of(types.float64))
 
 
-@defines(narrow, Lanes, returns=lambda lanes: Lanes(types.float32))
+@defines(narrow, Lanes, types.Array, returns=lambda lanes, like: Lanes(like.dtype))
 def _narrow(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    return builder.fptrunc(args[0], vector_of(types.float32))
+    dtype = sig.args[1].dtype
+    return args[0] if dtype == types.float64 else builder.fptrunc(args[0], vector_of(dtype))
 
 
 @defines(broadcast, types.Float, returns=Lanes)
