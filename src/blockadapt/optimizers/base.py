@@ -273,7 +273,8 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def _coefficients_of(self, key: tuple[int, int, torch.dtype], known: dict[Any, Coefficients]) -> Coefficients:
         """The coefficients of a group's step, from `known` if other units have needed the same."""
-        return known.get(key) or known.setdefault(key, self.coefficients(self.param_groups[key[0]], *key[1:]))
+        group = self.param_groups[key[0]]
+        return known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:], self.final_lr(group)))
 
     def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, Coefficients]:
         """The coefficients of units whose steps only their devices count, many units at a time."""
@@ -286,12 +287,13 @@ class BlockOptimizer(TracedStep, Optimizer):
         known: dict[Unit, Coefficients] = {}
         for (_, dtype, device), together in alike.items():
             taken = [self._counter(unit, device) for unit in together]
-            columns = self.coefficients(together[0].group, torch.stack(taken).double() + 1, dtype)
+            group = together[0].group
+            columns = self.coefficients(group, torch.stack(taken).double() + 1, dtype, self.final_lr(group))
             known |= zip(together, columns.split(len(together)), strict=True)
         return known
 
-    def coefficients(self, group: Group, step: Term, dtype: torch.dtype) -> Coefficients:
-        """All numbers of this group's step number `step`, for statistics of this dtype.
+    def coefficients(self, group: Group, step: Term, dtype: torch.dtype, final_lr: Term | None) -> Coefficients:
+        """All numbers of this group's step number `step`, for statistics of this dtype, clipped around `final_lr`.
 
         `step` may be a tensor with the numbers of several parameters, and so may be what depends on it.
         """
@@ -310,9 +312,9 @@ class BlockOptimizer(TracedStep, Optimizer):
             float(group["eps"]),
             resolution=resolution_of(dtype),
         )
-        target = self.final_lr(group)
-        if target is not None:
-            lower, upper = (target, target) if is_closed(group, step) else group["clip"].bounds(step, target)
+        if final_lr is not None:
+            closed = is_closed(group, step)
+            lower, upper = (final_lr, final_lr) if closed else group["clip"].bounds(step, final_lr)
             spectrum = spectrum._replace(lower=lower, upper=upper)
         return Coefficients(descent, first, second, spectrum)
 

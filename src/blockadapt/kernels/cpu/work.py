@@ -29,15 +29,6 @@ OWNER = "NumbaKernel"
 _REALS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-def alike(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Segments that keep the same state and do the same thing: one call each, and almost always one in all."""
-    together: dict[tuple[object, ...], list[Segment]] = {}
-    for segment in segments:
-        if segment.place.num_blocks:
-            together.setdefault((segment.place.keeps, segment.refresh, segment.tally), []).append(segment)
-    return list(together.values())
-
-
 class WorkList:
     """The step of blocks that are alike: all that the threads read, kept from step to step.
 
@@ -98,6 +89,7 @@ class WorkList:
         self._tensors[:, GRAD, ADDRESS] = addresses[self._of]
         one = len({*map(id, coefficients)}) == 1  # all at the same step, as almost always
         self._coefficients[:] = coefficients[0].terms if one else [coefficients[i].terms for i in self._of]
+        self._correction = coefficients[0].first.correction  # those that are measured together have it in common
         threads = torch.get_num_threads()
         if threads != self._threads:
             self._share_out_(threads)
@@ -120,7 +112,7 @@ class WorkList:
         run_on_threads(self._worker, self._at, self._workers)
         if self._tally is not None:
             np.sum(self._sums, axis=1, out=self._pair.numpy())
-            self._tally.add(self._pair)
+            self._tally.add(self._pair, self._correction)
 
     @property
     def by_jacobi(self) -> int:

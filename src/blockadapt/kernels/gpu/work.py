@@ -39,14 +39,6 @@ def launches_on(device: torch.device) -> bool:
     return device.type == "cpu" if INTERPRETED else device.type in ("cuda", "xpu")
 
 
-def alike(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Segments that keep the same state and do the same thing: one launch each, and almost always one in all."""
-    together: dict[tuple[object, ...], list[Segment]] = {}
-    for segment in segments:
-        together.setdefault((segment.place.keeps, segment.refresh, segment.tally), []).append(segment)
-    return list(together.values())
-
-
 def sweeps_allowed(n: int) -> int:
     """QR sweeps that the log has room for: a third more than the most that was seen in any tile."""
     return 2 * n + 6
@@ -79,6 +71,7 @@ class Step(NamedTuple):
     launches: list[Launch]
     tally: Tally | None
     sums: Tensor
+    correction: float
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,7 @@ class Launches:
                 for launch in step_.launches:
                     launch.run()
             if step_.tally is not None:
-                step_.tally.add(step_.sums)
+                step_.tally.add(step_.sums, step_.correction)
 
 
 class WorkList:
@@ -140,7 +133,8 @@ class WorkList:
                 for launch in launches:
                     launch.compile()
                 self._compiled = True
-        return Step(batch.device, launches, self._tally, sums)
+        correction = 1.0 if self._tally is None else float(segments[0].coefficients.first.correction)
+        return Step(batch.device, launches, self._tally, sums, correction)
 
     def _launches(self, table: Tensor, sums: Tensor) -> list[Launch]:
         n, dtype, device, _ = self._batch
