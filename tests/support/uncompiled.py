@@ -14,6 +14,7 @@ from blockadapt.kernels.cpu import (
     kept_basis,
     new_basis,
     ones,
+    reflections,
     scratch,
     step,
     thresholds,
@@ -22,7 +23,20 @@ from blockadapt.kernels.cpu import (
     work,
 )
 
-MODULES = effective, eigensolver, jacobi, kept_basis, new_basis, ones, scratch, step, thresholds, tile_io, tridiagonal
+MODULES = (
+    effective,
+    eigensolver,
+    jacobi,
+    kept_basis,
+    new_basis,
+    ones,
+    reflections,
+    scratch,
+    step,
+    thresholds,
+    tile_io,
+    tridiagonal,
+)
 
 
 @pytest.fixture
