@@ -97,6 +97,9 @@ def draw_paths(summary: Summary, directory: Path) -> Sequence[Path]:
             panel.set_xlim(centre[0] + offsets[0], centre[0] + offsets[-1])
             panel.set_ylim(centre[1] + offsets[0], centre[1] + offsets[-1])
             panel.set_title(f"{summary.label(arm)}, {variant}", fontsize=10)
+            first, second = map(str, paths[0].get("edges", ("first weight", "second weight")))
+            panel.set_xlabel(first)
+            panel.set_ylabel(second)
         figure.colorbar(painted, ax=list(row), label="loss", format="%.3g")
     return [write_png(figure, directory / "toy-trajectories.png")]
 
