@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
+from matplotlib.patheffects import Normal, Stroke
 
+from blockadapt_experiments.drawing.colours import styles_of
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.summary import Summary
 
@@ -28,15 +29,8 @@ STARTS = 6
 GRID_REACH = 2.0
 """How much further the grid of a landscape reaches than the starts of paths."""
 
-DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1)))
-"""Paths are told apart by their dashes: a colour would be that of an optimizer."""
-
-PATH: dict[str, Any] = {
-    "color": "#FFFFFF",
-    "linewidth": 1.2,
-    "path_effects": [withStroke(linewidth=2.2, foreground="#000000")],
-}
-"""White with black around it stands out from all of the map."""
+OUTLINED = [Stroke(linewidth=2.6, foreground="#FFFFFF"), Normal()]
+"""A white edge, with which every colour stands out from the map."""
 
 
 def contours(panel: Any, first: np.ndarray, second: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> Any:
@@ -98,9 +92,10 @@ def path_figure(summary: Summary, shown: Mapping[str, Mapping[str, Sequence[Mapp
             loss, centre = paths[0]["loss"], paths[0]["centre"]
             offsets = GRID_REACH * summary.settings["reach"] * np.linspace(-1, 1, len(loss))
             painted = contours(panel, centre[0] + offsets, centre[1] + offsets, loss, level_set([loss]))
-            for number, run in enumerate(paths):
-                panel.plot(*run["path"].T, linestyle=DASHES[number % len(DASHES)], **PATH)
-                panel.plot(*run["path"][0], marker="o", markersize=4, **PATH)
+            colour = styles_of(summary.arms)[arm].line()["color"]
+            for run in paths:
+                panel.plot(*run["path"].T, linewidth=1, color=colour, path_effects=OUTLINED)
+                panel.plot(*run["path"][0], marker="o", markersize=4, color=colour, path_effects=OUTLINED)
             panel.plot(*centre, marker="x", color="#FFFFFF")
             panel.set_xlim(centre[0] + offsets[0], centre[0] + offsets[-1])
             panel.set_ylim(centre[1] + offsets[0], centre[1] + offsets[-1])
