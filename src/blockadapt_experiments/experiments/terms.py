@@ -237,7 +237,11 @@ def judge_term_b(term: str, summary: Summary) -> Verdict:
 
 
 def draw_terms(summary: Summary, directory: Path) -> Sequence[Path]:
-    """Draw means over seeds, a column for each layer and a row for each term."""
+    """Draw means over seeds, a column for each layer and a row for each term; nothing before there are curves."""
+    if not any(
+        summary.curve(arm, f"{term}.{layer}").is_line for arm in summary.arms for term in TERMS for layer in LAYERS
+    ):
+        return []
     figure = Figure(figsize=(10, 11), dpi=150, layout="constrained")
     figure.suptitle(
         "Terms of Theorem 1 while the network learns, blocks against diagonals; geometric mean over seeds", fontsize=11

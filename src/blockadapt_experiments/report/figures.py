@@ -1,6 +1,6 @@
 """Curves as PNG files, one for each metric: mean and 95% band over seeds, a panel for each variant.
 
-Where there is one variant, the same curves over seconds stand beside it: equal steps and equal time.
+Where there is one variant, and one way is better, the same curves over seconds stand beside: equal steps, equal time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def file_name(text: str) -> str:
 
 def curve_figure(summary: Summary, metric: Metric, curves: Mapping[tuple[str, str], Curve]) -> Figure:
     """Make the figure of one metric."""
-    clocked = len(summary.variants) == 1 and any(np.isfinite(curve.seconds).any() for curve in curves.values())
+    known = any(np.isfinite(curve.seconds).any() for curve in curves.values())
+    clocked = known and metric.better is not None and len(summary.variants) == 1
     views = [(variant, timed) for variant in summary.variants for timed in ((False, True) if clocked else (False,))]
     figure, panels = panel_grid(len(views), sharex=not clocked)
     log = _is_log(metric, curves)
@@ -60,7 +61,7 @@ def curve_figure(summary: Summary, metric: Metric, curves: Mapping[tuple[str, st
         panel.set_title(variant, fontsize=10)
         panel.set_xlabel("seconds" if timed else summary.experiment.axis)
         counted = not timed and summary.experiment.axis in ("epoch", "step")
-        panel.xaxis.set_major_locator(MaxNLocator(integer=counted))
+        panel.xaxis.set_major_locator(MaxNLocator(6, integer=counted))
     _set_scale(summary, panels[0], log, curves)
     for panel in panels[::ROW]:
         panel.set_ylabel(metric.label + (" (log scale)" if log else ""))
