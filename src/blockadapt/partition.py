@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from blockadapt.moments import packed_length, statistics_dtype
 from blockadapt.validation import Described, require, require_choice, require_integer
@@ -71,7 +72,8 @@ class IndexGroups:
         by_size: dict[int, list[list[int]]] = {}
         for group in self.groups:
             by_size.setdefault(len(group), []).append(group)
-        return {n: torch.tensor(by_size[n], dtype=torch.int64) for n in sorted(by_size)}
+        with unset_fake_temporarily():  # they are kept, and so have numbers even where parameters have none
+            return {n: torch.tensor(by_size[n], dtype=torch.int64) for n in sorted(by_size)}
 
     @cached_property
     def sizes(self) -> dict[int, int]:
@@ -86,13 +88,16 @@ class IndexGroups:
     @cached_property
     def fingerprint(self) -> tuple[int, ...]:
         """Five numbers that tell this cut from any other: blocks, coordinates, and a hash of who is where."""
-        digest = hashlib.sha256(b"".join(table.numpy().tobytes() for table in self.tables.values())).digest()
+        with unset_fake_temporarily():
+            tables = b"".join(table.numpy().tobytes() for table in self.tables.values())
+        digest = hashlib.sha256(tables).digest()
         pieces = (int.from_bytes(digest[i : i + 8], "little", signed=True) for i in (0, 8, 16))
         return len(self.groups), sum(map(len, self.groups)), *pieces
 
     def __str__(self) -> str:
         return f"{len(self.groups)} explicit blocks"
 
+    @unset_fake_temporarily()
     def require_cover(self, owner: str, total: int) -> None:
         """Raise ValueError unless the blocks name each of `total` coordinates exactly once."""
         seen = torch.zeros(total, dtype=torch.int64)

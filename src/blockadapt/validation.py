@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_NO_DISPATCH = Tensor.__torch_dispatch__
+
 
 class Described(str):
     """A value that is told in words rather than by its repr."""
@@ -39,13 +41,23 @@ def is_plain(tensor: Tensor) -> bool:
 
     A sparse tensor, or another subclass that dispatches by itself, keeps them elsewhere.
     """
-    alone = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return (alone or not has_numbers(tensor)) and tensor.layout is torch.strided
+    return (_is_alone(tensor) or not has_numbers(tensor)) and tensor.layout is torch.strided
+
+
+def lies_in_memory(tensor: Tensor, device: torch.device) -> bool:
+    """Whether the numbers that torch sees are those at `data_ptr`: no wrapper, no lazy sign, no other device."""
+    plain = type(tensor).__torch_dispatch__ is _NO_DISPATCH and tensor.layout is torch.strided
+    return plain and (tensor.is_cpu if device.type == "cpu" else tensor.device == device) and not tensor.is_neg()
+
+
+def _is_alone(tensor: Tensor) -> bool:
+    """Whether no subclass dispatches for it."""
+    return type(tensor).__torch_dispatch__ is _NO_DISPATCH
 
 
 def has_numbers(tensor: Tensor) -> bool:
     """Tell whether a tensor has memory with numbers in it: not on the device "meta", and no FakeTensor."""
-    if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
+    if _is_alone(tensor):
         return not tensor.is_meta
     from torch._subclasses.fake_tensor import FakeTensor
 

@@ -41,16 +41,20 @@ JOINS: dict[str, Callable[[float, float], float]] = {
     "coordinates": operator.add,
     "clipped_low": operator.add,
     "clipped_high": operator.add,
+    "final_lr": lambda a, b: a if a == b else math.nan,
+    "along": operator.add,
+    "square": operator.add,
     "step_norm": math.hypot,
 }
-"""Each figure, and how those of two sets of coordinates give that of both. The clipped ones are counts until the end.
+"""Each figure, and how those of two sets of coordinates give that of both. The clipped ones are counts until the end;
+`along` and `square` are pᵀm̂ and m̂ᵀm̂, whose ratio is told.
 
 A figure that is NaN for some coordinates is NaN for all of them.
 """
 
 
 def joined(parts: Sequence[Figures]) -> Figures:
-    """The figures of several disjoint sets of coordinates together."""
+    """Join the figures of several disjoint sets of coordinates."""
     total = dict(parts[0])
     for part in parts[1:]:
         total = {name: join(total[name], part[name]) for name, join in JOINS.items()}
@@ -65,22 +69,31 @@ class Before(NamedTuple):
     spectrum: Spectrum | None
 
 
-def measure(optimizer: BlockOptimizer, unit: Unit, before: Before) -> Figures:
-    """What the step just taken did to a unit."""
-    now = latest_coefficients(optimizer, unit)
+def measure(optimizer: BlockOptimizer, unit: Unit, before: Before, used: Sequence[float | None]) -> Figures:
+    """Measure what the step just taken did to a unit; `used` has the α* of each group in it."""
+    now = latest_coefficients(optimizer, unit, used)
     assert now is not None
-    state = block_state(optimizer, unit)
+    state, gradients = block_state(optimizer, unit), _gradients(unit, before.x, now)
+    averages = [
+        optimizer.state[p]["exp_avg"].double() if optimizer.averages_gradient else g
+        for p, g in zip(unit.params, gradients, strict=True)
+    ]
     looks = [
         _look(optimizer, now, before.spectrum, *chunk)
-        for g, kept in parts(unit, _gradients(unit, before.x, now), state, before.state)
-        for chunk in _chunks(g, *kept)
+        for (g, kept), (m, _) in zip(parts(unit, gradients, state, before.state), parts(unit, averages), strict=True)
+        for chunk in _chunks(g, m, *kept)
     ]
     moved = [(p.detach().double() - x.double()).norm().item() for p, x in zip(unit.params, before.x, strict=True)]
-    return {**joined(looks), "step_norm": math.hypot(*moved)}
+    final_lr = used[unit.index]
+    return {
+        **joined(looks),
+        "final_lr": math.nan if final_lr is None else final_lr,
+        "step_norm": math.hypot(*moved),
+    }
 
 
 def _gradients(unit: Unit, x: Sequence[Tensor], now: Coefficients) -> list[Tensor]:
-    """g as the moments took it: sign · grad + coupled · x; zero where a parameter within spanning blocks has none."""
+    """Give g as the moments took it: sign · grad + coupled · x; zero where a parameter in spanning blocks has none."""
     return [
         torch.zeros(p.shape, dtype=torch.float64, device=p.device)
         if p.grad is None
@@ -89,13 +102,15 @@ def _gradients(unit: Unit, x: Sequence[Tensor], now: Coefficients) -> list[Tenso
     ]
 
 
-def _chunks(g: Tensor, now: BlockState, before: BlockState) -> Iterator[tuple[Tensor, BlockState, BlockState]]:
+def _chunks(
+    g: Tensor, m: Tensor, now: BlockState, before: BlockState
+) -> Iterator[tuple[Tensor, Tensor, BlockState, BlockState]]:
     """Yield the same blocks, so few at a time that their matrices fit into `CHUNK`."""
     size = max(1, CHUNK // g.shape[1] ** 2)
     for start in range(0, len(g), size):
         piece = slice(start, start + size)
         states = [{name: rows[piece] for name, rows in state.items()} for state in (now, before)]
-        yield g[piece], states[0], states[1]
+        yield g[piece], m[piece], states[0], states[1]
 
 
 def _look(
@@ -103,10 +118,11 @@ def _look(
     now: Coefficients,
     then: Spectrum | None,
     g: Tensor,
+    m: Tensor,
     state: BlockState,
     before: BlockState,
 ) -> Figures:
-    """The figures of some blocks, but for the step norm."""
+    """Give the figures of some blocks, but for those of the whole unit."""
     kernels, function = optimizer.kernels, optimizer.spectral_function
     P = applied(kernels, function, now.spectrum, state, g)
     change = None if then is None else _change(kernels, P, applied(kernels, function, then, before, g)).abs()
@@ -115,13 +131,15 @@ def _look(
         "term_b_spectral": math.nan if change is None else change.max().item(),
         "term_b_nuclear": math.nan if change is None else change.sum().item(),
         "coordinates": g.numel(),
+        "final_lr": math.nan,
         "step_norm": 0.0,
         **_look_at_spectrum(P, now, state),
+        **_look_at_projection(P, m, now),
     }
 
 
 def _change(kernels: Dispatcher, now: Operator, before: Operator) -> Tensor:
-    """The eigenvalues of Pₜ − Pₜ₋₁ [num_blocks, k]."""
+    """Find the eigenvalues of Pₜ − Pₜ₋₁ [num_blocks, k]."""
     if now.basis is None and before.basis is None:
         return now.s - before.s
     D = now.matrix() - before.matrix()
@@ -133,8 +151,8 @@ def _change(kernels: Dispatcher, now: Operator, before: Operator) -> Tensor:
 
 
 def _look_at_spectrum(P: Operator, now: Coefficients, state: BlockState) -> Mapping[str, float]:
-    """The figures of V̂ and of the clip."""
-    if P.eigenvalues is None:
+    """Give the figures of V̂ and of the clip."""
+    if P.eigenvalues is None or P.unclipped is None:
         unknown = dict.fromkeys(("smallest_eigenvalue", "largest_eigenvalue", "condition", "rank"), math.nan)
         return {**unknown, "clipped_low": P.s.numel(), "clipped_high": P.s.numel()}
     spectrum, λ = now.spectrum, P.eigenvalues
@@ -142,7 +160,7 @@ def _look_at_spectrum(P: Operator, now: Coefficients, state: BlockState) -> Mapp
     β, δ = now.second.decay, spectrum.damping
     κ = ((β * high).sqrt() + δ) / ((β * low).sqrt() + δ)
     tolerance = λ.shape[1] * torch.finfo(state["second_moment"].dtype).eps
-    s, clips = spectrum.lr / (λ.sqrt() + δ), spectrum.lower > 0
+    s, clips = P.unclipped, spectrum.lower > 0
     return {
         "smallest_eigenvalue": low.min().item(),
         "largest_eigenvalue": high.max().item(),
@@ -151,3 +169,11 @@ def _look_at_spectrum(P: Operator, now: Coefficients, state: BlockState) -> Mapp
         "clipped_low": float((s <= spectrum.lower).sum()) if clips else 0.0,
         "clipped_high": float((s >= spectrum.upper).sum()) if clips else 0.0,
     }
+
+
+def _look_at_projection(P: Operator, m: Tensor, now: Coefficients) -> Mapping[str, float]:
+    """Give pᵀm̂ and m̂ᵀm̂, with p the step before any clip; see `spectrum.Estimate`."""
+    if P.unclipped is None:
+        return {"along": math.nan, "square": math.nan}
+    power, c = P.to_basis(m).square(), float(now.first.correction)
+    return {"along": (P.unclipped * power).sum().item() / c, "square": power.sum().item() / c**2}

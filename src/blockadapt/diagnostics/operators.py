@@ -15,7 +15,7 @@ from blockadapt.optimizers import BlockOptimizer
 from blockadapt.optimizers.storage import WIDTHS, state_rows, steps_taken
 from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import IndexGroups
-from blockadapt.spectrum import SpectralFunction, Spectrum, effective
+from blockadapt.spectrum import SpectralFunction, Spectrum, effective, unclipped
 from blockadapt.validation import Described, require
 
 BlockState = Mapping[str, Tensor]
@@ -23,22 +23,37 @@ BlockState = Mapping[str, Tensor]
 
 
 def block_state(optimizer: BlockOptimizer, unit: Unit) -> BlockState:
-    """What a unit's blocks keep now."""
+    """Give what a unit's blocks keep now."""
     state = optimizer.state.get(unit.owner, {})
     return {name: state[name] for name in WIDTHS if name in state}
 
 
-def latest_coefficients(optimizer: BlockOptimizer, unit: Unit) -> Coefficients | None:
-    """The numbers of a unit's latest step, under the group's present options; None before its first step."""
+def final_lrs(optimizer: BlockOptimizer) -> list[float | None]:
+    """Give α* of each param group as the next step will use it."""
+    used = [optimizer.final_lr(group) for group in optimizer.param_groups]
+    return [None if final_lr is None else float(final_lr) for final_lr in used]
+
+
+def latest_coefficients(
+    optimizer: BlockOptimizer, unit: Unit, used: Sequence[float | None] | None = None
+) -> Coefficients | None:
+    """Give the numbers of a unit's latest step, under the group's present options; None before its first step.
+
+    Args:
+        optimizer: The optimizer.
+        unit: One of its units.
+        used: The α* of each group in that step; by default those of the next one, which differ where α* is measured.
+    """
     step = steps_taken(optimizer.state.get(unit.owner, {}))
     if not step:
         return None
-    now = optimizer.coefficients(unit.group, step, statistics_dtype(unit.owner))
+    final_lr = (final_lrs(optimizer) if used is None else used)[unit.index]
+    now = optimizer.coefficients(unit.group, step, statistics_dtype(unit.owner), final_lr)
     return Coefficients.of(map(float, now.terms))
 
 
 def parts(unit: Unit, tensors: Sequence[Tensor], *states: BlockState) -> Iterator[tuple[Tensor, list[BlockState]]]:
-    """All blocks of a unit with runs of one length k at a time.
+    """Go through all blocks of a unit, those with runs of one length k at a time.
 
     Args:
         unit: The unit.
@@ -60,7 +75,7 @@ def parts(unit: Unit, tensors: Sequence[Tensor], *states: BlockState) -> Iterato
 
 
 def units_with_coordinates(optimizer: BlockOptimizer) -> list[Unit]:
-    """All units of an optimizer that have any.
+    """Give all units of an optimizer that have any coordinates.
 
     Raises:
         ValueError: Several processes share its blocks.
@@ -78,23 +93,28 @@ class Operator:
     """P = U diag(s) Uᵀ on blocks of k coordinates.
 
     Attributes:
-        s: The effective spectrum [num_blocks, w].
-        basis: U [num_blocks, k, w]; None is the identity. w > k only where a short run is kept as a longer block.
+        s: The effective spectrum [num_blocks, k].
+        basis: U [num_blocks, k, k]; None is the identity.
         eigenvalues: Those of V̂ [num_blocks, k]; None once the clip has closed, because V is gone then.
+        unclipped: s as it would be without a clip [num_blocks, k]; None likewise.
     """
 
     s: Tensor
     basis: Tensor | None
     eigenvalues: Tensor | None
+    unclipped: Tensor | None
+
+    def to_basis(self, g: Tensor) -> Tensor:
+        """Give Uᵀ g for g [num_blocks, k]."""
+        return g if self.basis is None else (self.basis.mT @ g.unsqueeze(-1)).squeeze(-1)
 
     def apply(self, g: Tensor) -> Tensor:
-        """P g for g [num_blocks, k]."""
-        if self.basis is None:
-            return self.s * g
-        return (self.basis @ (self.s * (self.basis.mT @ g.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)).squeeze(-1)
+        """Give P g for g [num_blocks, k]."""
+        scaled = self.s * self.to_basis(g)
+        return scaled if self.basis is None else (self.basis @ scaled.unsqueeze(-1)).squeeze(-1)
 
     def matrix(self) -> Tensor:
-        """P [num_blocks, k, k]."""
+        """Give P [num_blocks, k, k]."""
         if self.basis is None:
             return torch.diag_embed(self.s)
         return (self.basis * self.s.unsqueeze(1)) @ self.basis.mT
@@ -103,7 +123,7 @@ class Operator:
 def applied(
     kernels: Dispatcher, function: SpectralFunction, spectrum: Spectrum, rows: BlockState, like: Tensor
 ) -> Operator:
-    """The operator of the step that left this state.
+    """Give the operator of the step that left this state.
 
     Args:
         kernels: Find eigenvectors where the state does not keep them.
@@ -116,7 +136,7 @@ def applied(
     basis: Tensor | None
     if "second_moment" not in rows:
         s = torch.full(like.shape, float(spectrum.upper), dtype=torch.float64, device=like.device)
-        return Operator(s, None, None)
+        return Operator(s, None, None, None)
     if "basis" in rows and (n := rows["eigenvalues"].shape[1]) > 1:
         eigenvalues, basis = rows["eigenvalues"].double(), basis_of(rows["basis"].double(), n)[:, :k]
     else:  # the first k rows of a packed triangle are the block without the coordinates that a short run lacks
@@ -125,8 +145,9 @@ def applied(
     if "largest" in rows:  # AMSGrad: Σ̂ ascending, dealt out in the order of Λ; what a short run lacks is its zeros
         largest = rows["largest"].double()[:, -eigenvalues.shape[1] :]
         eigenvalues = torch.empty_like(largest).scatter_(1, eigenvalues.argsort(dim=1), largest)
-    s = effective(eigenvalues, spectrum, function)
+    s, f = (of(eigenvalues, spectrum, function) for of in (effective, unclipped))
     if basis is not None and eigenvalues.shape[1] > k:  # leave out the eigenvectors that lie where the run has ended
         inside = basis.square().sum(1).argsort(dim=1, descending=True)[:, :k]
-        eigenvalues = eigenvalues.gather(1, inside)
-    return Operator(s, basis, eigenvalues.clamp(min=0) / spectrum.correction)
+        basis = basis.gather(2, inside.unsqueeze(1).expand(-1, k, -1))
+        s, f, eigenvalues = (of_all.gather(1, inside) for of_all in (s, f, eigenvalues))
+    return Operator(s, basis, eigenvalues.clamp(min=0) / spectrum.correction, f)

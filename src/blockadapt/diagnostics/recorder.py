@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import torch
 
 from blockadapt.diagnostics.figures import JOINS, Before, Figures, joined, measure
-from blockadapt.diagnostics.operators import block_state, latest_coefficients, units_with_coordinates
+from blockadapt.diagnostics.operators import block_state, final_lrs, latest_coefficients, units_with_coordinates
 from blockadapt.optimizers import BlockOptimizer
 from blockadapt.spectrum import Spectrum
 from blockadapt.validation import Described, require, require_integer
 
 TOTAL = "total"
-COLUMNS = ("step", "parameter", *JOINS)
+FIGURES = (*(name for name in JOINS if name not in ("along", "square", "step_norm")), "measured_lr", "step_norm")
+COLUMNS = ("step", "parameter", *FIGURES)
 
 Row = dict[str, Any]
 
@@ -32,7 +33,7 @@ class ScalarWriter(Protocol):
 
 
 class SpectrumRecorder:
-    """Records what an optimizer of this library applies: Pₜ = U diag(s(Λ)) Uᵀ, block by block.
+    """Record what an optimizer of this library applies: Pₜ = U diag(s(Λ)) Uᵀ, block by block.
 
     At every step t that `every` divides, one row for each parameter that moved and one for their `"total"`. Step size,
     bias correction and clipping are inside P; gₜ is the gradient as the moments take it, coupled weight decay included.
@@ -47,6 +48,8 @@ class SpectrumRecorder:
         coordinates          how many there are
         clipped_low          fraction of the spectrum s that the clip holds at its lower bound
         clipped_high         fraction of the spectrum s that the clip holds at its upper bound
+        final_lr             α*, around which the clip's interval lay; NaN without one, and where groups differ
+        measured_lr          pᵀm̂ / m̂ᵀm̂, p being the step before any clip: what an `"auto"` clip averages
         step_norm            ‖xₜ − xₜ₋₁‖
 
     Once the clip has closed, P is α* I: V̂ is gone, its figures are NaN, and both fractions are 1. Everything is
@@ -86,6 +89,7 @@ class SpectrumRecorder:
         self._step: int | None = None  # steps taken; read from the optimizer's state when the first one comes
         self._skipped = 0
         self._before: dict[str, Before] | None = None
+        self._final_lrs: list[float | None] = []  # α* of each group in the step under way: the step measures it anew
         self._spectra: dict[str, Spectrum] = {}  # of the step before a recorded one: a schedule may change lr between
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -112,6 +116,7 @@ class SpectrumRecorder:
         if self._step is None:
             self._step = max((int(state["step"]) for state in optimizer.state.values()), default=0)
         self._skipped = optimizer.skipped_steps
+        self._final_lrs = final_lrs(optimizer)
         self._before = self._snapshot() if (self._step + 1) % self.every == 0 else None
 
     def _snapshot(self) -> dict[str, Before]:
@@ -136,7 +141,7 @@ class SpectrumRecorder:
             self._spectra = {
                 unit.key: coefficients.spectrum
                 for unit in units_with_coordinates(optimizer)
-                if (coefficients := latest_coefficients(optimizer, unit))
+                if (coefficients := latest_coefficients(optimizer, unit, self._final_lrs))
             }
 
     def _has_gradients(self) -> bool:
@@ -146,7 +151,7 @@ class SpectrumRecorder:
     def _record(self, before: Mapping[str, Before]) -> None:
         moved = [unit for unit in units_with_coordinates(self.optimizer) if unit.is_moved()]
         if moved:
-            figures = [measure(self.optimizer, unit, before[unit.key]) for unit in moved]
+            figures = [measure(self.optimizer, unit, before[unit.key], self._final_lrs) for unit in moved]
             names = [unit.name if unit.name != TOTAL else unit.key for unit in moved]
             rows = [self._row(*pair) for pair in zip([*names, TOTAL], [*figures, joined(figures)], strict=True)]
             self.history += rows
@@ -154,9 +159,12 @@ class SpectrumRecorder:
                 _log(self._writer, rows)
 
     def _row(self, parameter: str, figures: Figures) -> Row:
-        row = {"step": self._step, "parameter": parameter, **{name: figures[name] for name in JOINS}}
+        row = {"step": self._step, "parameter": parameter, **dict.fromkeys(FIGURES, math.nan)}
+        row |= {name: value for name, value in figures.items() if name in row}
         for name in ("clipped_low", "clipped_high"):
             row[name] = figures[name] / figures["coordinates"]
+        if figures["square"] > 0:
+            row["measured_lr"] = figures["along"] / figures["square"]
         return row
 
     # What was recorded ---------------------------------------------------------------------------------------------
@@ -226,6 +234,6 @@ def _require_writer(owner: str, writer: Any, optional: bool = False) -> None:
 
 def _log(writer: ScalarWriter, rows: Sequence[Row]) -> None:
     for row in rows:
-        for name in JOINS:
+        for name in FIGURES:
             if not math.isnan(row[name]):
                 writer.add_scalar(f"{name}/{row['parameter']}", row[name], row["step"])

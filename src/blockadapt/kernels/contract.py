@@ -136,8 +136,8 @@ class Place:
 class Tally:
     """Collects what the blocks of a step show of α*: pᵀm̂ and m̂ᵀm̂, where p = U f(Λ) Uᵀ m is the step before any clip.
 
-    With y = Uᵀ m and c = first.correction a block has Σ f(λᵢ) yᵢ² / c and Σ yᵢ² / c². It stays from step to step, and
-    its identity says which blocks are counted together.
+    With y = Uᵀ m, a block has pᵀm̂ = Σ f(λᵢ) yᵢ² / c and m̂ᵀm̂ = Σ yᵢ² / c², where c is m's correction. The tally stays
+    from step to step, and its identity says which blocks are counted together.
 
     Args:
         device: Where the sums are added up.
@@ -145,21 +145,27 @@ class Tally:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._sums: list[Tensor] = []
+        self._sums: list[tuple[Tensor, float]] = []
 
     def clear(self) -> None:
         """Forget the step before."""
         self._sums.clear()
 
-    def add(self, sums: Tensor) -> None:
-        """Count some blocks: float64 [2, …], pᵀm̂ and m̂ᵀm̂ in as many parts as it likes. It cannot raise."""
-        self._sums.append(sums)
+    def add(self, sums: Tensor, correction: float) -> None:
+        """Count some blocks when they are moved; it cannot raise.
+
+        Args:
+            sums: Σ f(λᵢ) yᵢ² and Σ yᵢ² over these blocks, float64 [2, …], in as many parts as the kernel likes.
+            correction: c, which is the same for all of them.
+        """
+        self._sums.append((sums, correction))
 
     def total(self) -> Tensor:
-        """Add up all that was counted, [2]."""
+        """Add up all that was counted: pᵀm̂ and m̂ᵀm̂, [2]."""
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        for sums in self._sums:
-            total += sums.reshape(2, -1).sum(1).to(self._device)
+        for sums, c in self._sums:
+            pair = sums if sums.dim() == 1 else sums.reshape(2, -1).sum(1)
+            total += pair.to(self._device) / torch.tensor((c, c * c), dtype=torch.float64).to(self._device)
         return total
 
 
@@ -232,3 +238,12 @@ class Kernel(ABC):
         Returns:
             Λ [num_blocks, n], in no order, and U [num_blocks, n, n].
         """
+
+
+def alike(segments: Iterable[Segment]) -> list[list[Segment]]:
+    """Sort segments that keep the same state and do the same thing: almost always one list in all."""
+    together: dict[tuple[object, ...], list[Segment]] = {}
+    for segment in segments:
+        measured = segment.tally and (segment.tally, segment.coefficients.first.correction)
+        together.setdefault((segment.place.keeps, segment.refresh, measured), []).append(segment)
+    return list(together.values())

@@ -56,7 +56,7 @@ class EighKernel(Kernel):
         y = m if basis is None else basis.turn(m)
         direction = s * y if basis is None else basis.turn(s * y, back=True)
         measured = any(segment.tally is not None for segment in segments)
-        sums = _sums(f, y, first.correction).split(counts, dim=1) if measured else []
+        sums = _sums(f, y).split(counts, dim=1) if measured else []
         reflections = [None] * len(segments) if basis is None else basis.to_keep()
         new = [list(t.split(counts)) for t in (direction, m, V, eigenvalues)]
         for i, place in enumerate(places):  # as the places have them: what is written later makes no new tensor
@@ -100,7 +100,7 @@ class EighChange:
             if place.eigenvalues is not None and place.n > 1:
                 write_by_block_(place.eigenvalues, place.n, self.eigenvalues[i])
             if tally is not None:
-                tally.add(self.sums[i])
+                tally.add(self.sums[i], float(coefficients.first.correction))
 
 
 def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
@@ -111,10 +111,10 @@ def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
     return torch.cat(rows)
 
 
-def _sums(f: Tensor, y: Tensor, correction: Tensor) -> Tensor:
-    """Sum f y² / c and y² / c² over each block, [2, num_blocks]; in float64, where no square is lost."""
-    square = (y.double() / correction).square()
-    return torch.stack([(f.double() * correction * square).sum(1), square.sum(1)])
+def _sums(f: Tensor, y: Tensor) -> Tensor:
+    """Sum f y² and y² over each block, [2, num_blocks]; in float64, where no square is lost."""
+    square = y.double().square()
+    return torch.stack([(f.double() * square).sum(1), square.sum(1)])
 
 
 def _columns(segments: Sequence[Segment], like: Tensor) -> Any:
@@ -147,7 +147,8 @@ class _Basis:
         if n == 1:
             return None
         kept = [by_block(p.basis, n, p.num_blocks) for p in _kept_places(segments) if p.basis is not None]
-        found = _eigh(unpack(_part(V, segments, fresh=True), n))
+        fresh = unpack(_part(V, segments, fresh=True), n)
+        found = _eigh(fresh) if len(fresh) else (V.new_empty(0, n), fresh)
         return cls(segments, *found, torch.cat([V.new_empty(0, reflections_length(n)), *kept]))
 
     def turn(self, vectors: Tensor, back: bool = False) -> Tensor:

@@ -9,10 +9,10 @@ rounded. References: Golub and Van Loan, Matrix Computations, 5.1 and 5.2.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
+
+from blockadapt.validation import has_numbers
 
 
 def reflections_length(n: int) -> int:
@@ -28,7 +28,7 @@ def eigenvalues_length(n: int) -> int:
 def reflections_of(basis: Tensor) -> Tensor:
     """v [num_blocks, n(n−1)/2] from U [num_blocks, n, n]. Signs of U's columns are lost."""
     n = basis.shape[-1]
-    factors, _ = torch.geqrf(basis)
+    factors = torch.geqrf(basis)[0] if has_numbers(basis) else basis  # torch cannot do it without numbers
     rows, columns = _below(n, basis.device)
     return factors[:, rows, columns]
 
@@ -49,7 +49,6 @@ def basis_of(reflections: Tensor, n: int) -> Tensor:
     return turned(reflections, unit.clone(), back=True) if n > 1 and unit.numel() else unit
 
 
-@lru_cache(maxsize=256)
 def _below(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows and columns below the diagonal, column by column."""
     columns, rows = torch.triu_indices(n, n, offset=1, device=device)

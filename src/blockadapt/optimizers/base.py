@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, ClassVar
@@ -18,15 +17,13 @@ from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
+from blockadapt.optimizers.options import require_capturable, require_cut, require_listed_once, require_options
+from blockadapt.optimizers.peak import peak_lr, raise_peak_
 from blockadapt.optimizers.ranks import (
     OwnShards,
     Ranks,
     SharedOut,
     Verdict,
-    are_sharded,
-    is_flattened,
-    is_sharded,
-    require_placements,
 )
 from blockadapt.optimizers.standing import Standing
 from blockadapt.optimizers.storage import (
@@ -40,28 +37,16 @@ from blockadapt.optimizers.storage import (
 from blockadapt.optimizers.traced import TracedStep
 from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed, units_of
 from blockadapt.optimizers.update import Update
-from blockadapt.partition import IndexGroups, require_grouping
 from blockadapt.spectrum import INVERSE_ROOT, Estimate, SpectralFunction, Spectrum, SpectrumClip, resolution_of
 from blockadapt.terms import Term, term_of
 from blockadapt.validation import (
     Described,
     has_numbers,
-    is_on_host,
     is_plain,
     refusal,
     require,
-    require_beta,
-    require_bool,
-    require_choice,
-    require_integer,
     require_lr,
-    require_number,
 )
-
-_SCHEDULERS_OWN = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
-_NOT_OPTIONS = ("params", "param_names", "peak_lr", *_SCHEDULERS_OWN, "differentiable", checkpoint.FORMAT_KEY)
-_FAMILY_OPTIONS = ("betas", "alpha", "beta1", "momentum", "beta1_decay", "amsgrad", "backend", "process_group")
-"""Options that some optimizers of the family have in their param groups, and others do not."""
 
 CAPTURABLE = ("cuda", "xpu", "hpu", "privateuseone", "xla")
 """Kinds of devices on which a step may be captured: those for which torch's own optimizers have `capturable`."""
@@ -173,7 +158,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._estimates.add_up(self.param_groups)
         self._ranks.finish_()
         for group in self.param_groups:
-            _raise_peak_(group)
+            raise_peak_(group)
         return loss
 
     def _made_ready(self) -> list[Update] | None:
@@ -242,8 +227,8 @@ class BlockOptimizer(TracedStep, Optimizer):
     def _prepare(self, unit: Unit, update: Update, known: dict[Any, Coefficients]) -> None:
         """Put one unit's part of the step into `update`; changes nothing.
 
-        `known` has the coefficients that other units needed: parameters of a group are almost always at the same step.
-        A unit whose counter lies on a device has its own there.
+        `known` has what other units needed: parameters of a group are almost always at the same step. A unit whose
+        counter lies on a device has its own there.
         """
         group, held = unit.group, [self.state.get(param, {}) for param in unit.params]
         coefficients, step = known.get(unit), 0
@@ -273,10 +258,13 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def _coefficients_of(self, key: tuple[int, int, torch.dtype], known: dict[Any, Coefficients]) -> Coefficients:
         """The coefficients of a group's step, from `known` if other units have needed the same."""
-        return known.get(key) or known.setdefault(key, self.coefficients(self.param_groups[key[0]], *key[1:]))
+        group = self.param_groups[key[0]]
+        return known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:], self.final_lr(group)))
 
     def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, Coefficients]:
         """The coefficients of units whose steps only their devices count, many units at a time."""
+        if not any(group["capturable"] for group in self.param_groups):
+            return {}
         alike: dict[tuple[int, torch.dtype, torch.device], list[Unit]] = {}
         for unit in units:
             if unit.group["capturable"]:
@@ -284,12 +272,13 @@ class BlockOptimizer(TracedStep, Optimizer):
         known: dict[Unit, Coefficients] = {}
         for (_, dtype, device), together in alike.items():
             taken = [self._counter(unit, device) for unit in together]
-            columns = self.coefficients(together[0].group, torch.stack(taken).double() + 1, dtype)
+            group = together[0].group
+            columns = self.coefficients(group, torch.stack(taken).double() + 1, dtype, self.final_lr(group))
             known |= zip(together, columns.split(len(together)), strict=True)
         return known
 
-    def coefficients(self, group: Group, step: Term, dtype: torch.dtype) -> Coefficients:
-        """All numbers of this group's step number `step`, for statistics of this dtype.
+    def coefficients(self, group: Group, step: Term, dtype: torch.dtype, final_lr: Term | None) -> Coefficients:
+        """All numbers of this group's step number `step`, for statistics of this dtype, clipped around `final_lr`.
 
         `step` may be a tensor with the numbers of several parameters, and so may be what depends on it.
         """
@@ -308,9 +297,9 @@ class BlockOptimizer(TracedStep, Optimizer):
             float(group["eps"]),
             resolution=resolution_of(dtype),
         )
-        target = self.final_lr(group)
-        if target is not None:
-            lower, upper = (target, target) if is_closed(group, step) else group["clip"].bounds(step, target)
+        if final_lr is not None:
+            closed = is_closed(group, step)
+            lower, upper = (final_lr, final_lr) if closed else group["clip"].bounds(step, final_lr)
             spectrum = spectrum._replace(lower=lower, upper=upper)
         return Coefficients(descent, first, second, spectrum)
 
@@ -321,7 +310,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         if clip is None:
             return None
         if clip.final_lr != "auto":
-            return clip.final_lr * term_of(group["lr"]) / term_of(_peak(group))
+            return clip.final_lr * term_of(group["lr"]) / term_of(peak_lr(group))
         ratio = Estimate.of(type(self).__name__, group["estimate"]).ratio
         return None if ratio is None else ratio * term_of(group["lr"])
 
@@ -480,7 +469,7 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a param group; its options are checked before anything is kept."""
-        self._require_listed_once(param_group)
+        require_listed_once(type(self).__name__, param_group)
         before = len(self.param_groups)
         _add_param_group(self, param_group)
         group = self.param_groups[-1]
@@ -493,19 +482,6 @@ class BlockOptimizer(TracedStep, Optimizer):
             del self.param_groups[before:]
             raise
 
-    def _require_listed_once(self, param_group: Group) -> None:
-        """Raise at a parameter that a group lists twice: torch only warns, and its blocks would be moved twice."""
-        params = param_group.get("params") if isinstance(param_group, dict) else None
-        if isinstance(params, (Tensor, set)) or not isinstance(params, Iterable):
-            return  # torch has its own words for these
-        param_group["params"] = params = list(params)
-        listed: set[int] = set()
-        for position, entry in enumerate(params):
-            param = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
-            value = Described(f"entry {position} a second time")
-            require(id(param) not in listed, type(self).__name__, "params", "each parameter once", value)
-            listed.add(id(param))
-
     def require_group(self, group: Group) -> None:
         """Raise unless every option of this group is valid, and its parameters can be cut as they say."""
         require_lr(type(self).__name__, group["lr"])
@@ -514,82 +490,14 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def _require_options_of(self, group: Group) -> None:
         """Raise unless every option of this group but lr is valid by itself."""
-        owner = type(self).__name__
-        for name in sorted({*self.defaults, "peak_lr"} - {"differentiable"}):
-            require(name in group, owner, name, "an option of every param group", Described("a group without it"))
-        for name in [name for name in group if name not in {*self.defaults, *_NOT_OPTIONS}]:
-            # Other keys are the user's own; a slip in an option's name must not become one.
-            nearest = difflib.get_close_matches(name, self.defaults, n=1, cutoff=0.8)
-            if nearest or name in _FAMILY_OPTIONS:
-                meant = f", did you mean `{nearest[0]}`?" if nearest and name not in _FAMILY_OPTIONS else "."
-                raise TypeError(f"{owner}: `{name}` is not an option of a param group{meant}")
-        require_number(owner, "eps", group["eps"], above=0)
-        require_number(owner, "weight_decay", group["weight_decay"], least=0)
+        require_options(type(self).__name__, self.defaults, group)
         self._require_options(group)
-        clip = group["clip"]
-        require(clip is None or isinstance(clip, SpectrumClip), owner, "clip", "a SpectrumClip or None", clip)
-        given = clip is not None and clip.final_lr != "auto"
-        rule = "> 0 where `clip` has a `final_lr`, because its bounds follow lr / peak_lr"
-        peak_lr = term_of(group["peak_lr"]) if given else 1.0
-        require(isinstance(peak_lr, Tensor) or peak_lr > 0, owner, "lr", rule, group["peak_lr"])
-        Estimate.of(owner, group["estimate"])
-        require_integer(owner, "refresh_every", group["refresh_every"], least=1)
-        for name in ("amsgrad", "bias_correction", "maximize"):
-            if name in self.defaults:
-                require_bool(owner, name, group[name])
-        if "momentum" in self.defaults and group["momentum"] is not None:
-            require_beta(owner, "momentum", group["momentum"])
-        if "beta1_decay" in self.defaults:
-            require_number(owner, "beta1_decay", group["beta1_decay"], above=0, most=1)
-        require_choice(owner, "on_nonfinite", group["on_nonfinite"], ("raise", "skip", "propagate"))
-        require_bool(owner, "capturable", group["capturable"])
         if group["capturable"]:
-            self._require_capturable(group)
-
-    def _require_capturable(self, group: Group) -> None:
-        """Raise unless a step of this group is the same for the host each time."""
-        owner, where = type(self).__name__, "where `capturable` is True, because"
-        every, on_nonfinite = group["refresh_every"], group["on_nonfinite"]
-        require(every == 1, owner, "refresh_every", f"1 {where} a captured step is the same each time", every)
-        rule = f"'propagate' {where} to look at gradients is to wait for the device"
-        require(on_nonfinite == "propagate", owner, "on_nonfinite", rule, on_nonfinite)
-        measures = group["clip"] is not None and group["clip"].final_lr == "auto"
-        rule = f"one with a number for `final_lr` {where} to measure is to wait for the device"
-        require(not measures, owner, "clip", rule, group["clip"])
-        alone = self._process_group is None and not are_sharded(group["params"])
-        rule = "False with a `process_group` or DTensors, because processes wait for each other"
-        require(alone, owner, "capturable", rule, True)
+            require_capturable(type(self).__name__, group, self._process_group)
 
     def _require_cut_of(self, group: Group) -> None:
         """Raise unless this group's parameters can be cut as its options say."""
-        owner = type(self).__name__
-        for param in group["params"]:
-            require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
-            require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
-            rule = "whole, or sharded by `fully_shard` (FSDP2), because blocks are cut from a parameter's own shape"
-            flat = Described("one that FullyShardedDataParallel (FSDP1) has flattened")
-            require(not is_flattened(param), owner, "params", rule, flat)
-            if is_sharded(param):
-                self._require_sharded(param, group["grouping"])
-            else:
-                require(is_plain(param), owner, "params", "plain tensors", Described(type(param).__name__))
-        require_grouping(owner, group["grouping"], group["block_size"], group["params"])
-        if isinstance(group["grouping"], IndexGroups) or group["grouping"] == "joint":
-            kinds = {(statistics_dtype(p), p.device) for p in group["params"]}
-            rule = "on one device and of one precision where blocks span them"
-            value = Described(" and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)))
-            require(len(kinds) <= 1, owner, "params", rule, value)
-
-    def _require_sharded(self, param: Tensor, grouping: Any) -> None:
-        """Raise unless a DTensor can be cut where it is sharded."""
-        owner = type(self).__name__
-        require(
-            self._process_group is None, owner, "params", "plain tensors with a `process_group`", Described("DTensor")
-        )
-        require_placements(owner, param)
-        spans = isinstance(grouping, IndexGroups) or grouping == "joint"
-        rule = "one that cuts each parameter by itself where parameters are DTensors"
-        require(not spans, owner, "grouping", rule, grouping)
+        require_cut(type(self).__name__, group, self._process_group)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._process_group is not None:
@@ -633,24 +541,3 @@ def _mode_of(groups: Sequence[Group]) -> Any:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, Tensor) and is_plain(value) and value.numel() == 1
-
-
-def _peak(group: Group) -> Any:
-    """The largest lr of a group so far, its present one included."""
-    lr, peak = group["lr"], group["peak_lr"]
-    now, before = term_of(lr), term_of(peak)
-    if isinstance(now, Tensor) or isinstance(before, Tensor):
-        device = (now if isinstance(now, Tensor) else before).device  # type: ignore[union-attr]
-        return torch.maximum(*(torch.as_tensor(term, dtype=torch.float64, device=device) for term in (now, before)))
-    if now <= before:
-        return peak
-    return lr.clone() if isinstance(lr, Tensor) else lr
-
-
-def _raise_peak_(group: Group) -> None:
-    """Remember the largest lr; in place where it lies on a device, so that a captured step does it too."""
-    peak = _peak(group)
-    if isinstance(peak, Tensor) and isinstance(group["peak_lr"], Tensor) and not is_on_host(peak):
-        group["peak_lr"].copy_(peak)
-    else:
-        group["peak_lr"] = peak

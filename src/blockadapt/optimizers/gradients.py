@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
+from torch.nn import Parameter
 
 from blockadapt.errors import NonFiniteGradientError
 from blockadapt.moments import statistics_dtype
@@ -20,7 +21,7 @@ from blockadapt.partition import MAX_BLOCK
 from blockadapt.terms import Term
 from blockadapt.validation import Described, has_numbers, is_plain, refusal
 
-_layout, _dtype, _device, _is_cpu = map(attrgetter, ("layout", "dtype", "device", "is_cpu"))
+_layout, _dtype, _device, _is_cpu, _is_meta = map(attrgetter, ("layout", "dtype", "device", "is_cpu", "is_meta"))
 
 
 def require_gradients(owner: str, group: Group, index: int) -> None:
@@ -87,7 +88,9 @@ def are_usable(groups: Sequence[tuple[Group, float]]) -> list[bool]:
 
 def _moved(group: Group) -> list[Tensor]:
     """The parameters whose gradients have numbers."""
-    params = (param for param in group["params"] if param.grad is not None and param.grad.numel())
+    params = [param for param in group["params"] if param.grad is not None and param.grad.numel()]
+    if {*map(type, params)} <= {Parameter, Tensor} and not any(map(_is_meta, params)):
+        return params  # as almost always
     return [param for param in params if has_numbers(param)]
 
 

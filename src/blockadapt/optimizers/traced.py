@@ -23,7 +23,8 @@ from blockadapt.optimizers.unit import Group
 
 _OPTIMIZERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _NUMBERS = count()
-_TAGS = [getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)]
+_TAGS: dict[str, Any] = {"tags": [torch.Tag.cudagraph_unsafe]} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+"""torch 2.6 knows neither the tag nor tags."""
 
 
 def registered(optimizer: Any) -> str:
@@ -38,7 +39,7 @@ def registered(optimizer: Any) -> str:
     mutates_args=("params", "kept"),
     schema="(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] kept, Tensor[] lrs, int[] positions, int[] moved, "
     "str optimizer) -> ()",
-    tags=_TAGS,
+    **_TAGS,
 )
 def step_(
     params: Sequence[Tensor],

@@ -98,7 +98,7 @@ def judge_ends(summary: Summary, ours: str, others: Sequence[str] | None, measur
     parts = []
     for other in rivals(summary, ours, others):
         apart = difference(*(finals(summary, arm, measure.metric) for arm in (ours, other)))
-        parts.append(Part(is_below_zero(apart), f"{mean_words(apart)} {measure.unit} against {summary.label(other)}"))
+        parts.append(Part(is_below_zero(apart), f"{mean_words(apart, measure.unit)} against {summary.label(other)}"))
     return verdict(parts, f"{measure.name} of {summary.label(ours)} at the end: ")
 
 
@@ -109,7 +109,7 @@ def judge_equal_time(summary: Summary, ours: str, measure: Measure) -> Verdict:
         then = at_equal_time(summary, ours, other, measure.metric)
         apart = difference(then.first, then.second)
         done = f"{' and '.join(f'{share:.0%}' for share in then.shares)} of the {summary.experiment.axis}s done"
-        words = f"{mean_words(apart)} {measure.unit} against {summary.label(other)} ({done})"
+        words = f"{mean_words(apart, measure.unit)} against {summary.label(other)} ({done})"
         parts.append(Part(is_below_zero(apart), words))
     return verdict(parts, f"{measure.name} of {summary.label(ours)}: ")
 

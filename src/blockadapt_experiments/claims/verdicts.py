@@ -45,19 +45,20 @@ def together(parts: Iterable[bool | None]) -> bool | None:
     return True if found and None not in found else None
 
 
-def mean_words(values: Iterable[float] | np.ndarray) -> str:
-    """Write mean and 95% half width, as in `0.123 ± 0.045`."""
+def mean_words(values: Iterable[float] | np.ndarray, unit: str = "") -> str:
+    """Write mean and 95% half width, as in `0.123 ± 0.045 points`."""
     mean, half = interval(np.fromiter(values, dtype=np.float64))
     if np.isnan(mean):
-        return "no number"
-    return f"{mean:.3g} ± {half:.2g}" if np.isfinite(half) else f"{mean:.3g} (one seed)"
+        return "an unknown amount"
+    unit = f" {unit}" if unit else ""
+    return f"{mean:.3g} ± {half:.2g}{unit}" if np.isfinite(half) else f"{mean:.3g}{unit} (one seed)"
 
 
 def ratio_words(log_ratios: np.ndarray) -> str:
     """Write the geometric mean and its 95% interval, as in `×0.50 (0.40 to 0.63)`."""
     mean, half = interval(log_ratios)
     if np.isnan(mean):
-        return "no number"
+        return "×? (not known)"
     if not np.isfinite(half):
         return f"×{np.exp(mean):.3g} (one seed)"
     return f"×{np.exp(mean):.3g} ({np.exp(mean - half):.3g} to {np.exp(mean + half):.3g})"

@@ -261,21 +261,29 @@ def demo(
 def bench(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the numbers go.")] = Path("bench"),
     rounds: Annotated[int, typer.Option(metavar="N", min=5, help="Turns that each contender takes.")] = 30,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="With a GPU, such as cuda, its steps alone.")] = "cpu",
 ) -> None:
     """Measure speed and memory, as ratios within this run.
 
     Prints a table against floors and goals, and writes bench.json and environment.json. Takes a few minutes; leave the
-    machine alone meanwhile.
+    machine alone meanwhile. With a GPU it measures the steps of Adam, SOAP and Block-Adam there.
     """
     from blockadapt_experiments.commands.bench import SECTIONS
+    from blockadapt_experiments.commands.bench.gpu import contenders, gpu_rows, models, require_device
     from blockadapt_experiments.commands.bench_ranks import rank_rows
     from blockadapt_experiments.running.environment import environment
 
     with _one_sentence():
+        there = require_device(device)
         require_directory("bench", out)
     console = Console()
     rows: list[Row] = []
     sections = {**SECTIONS, "many processes": rank_rows}
+    if there.type != "cpu":
+        sections = {
+            name: lambda rounds, name=name: gpu_rows(there, rounds, contenders(), name)  # type: ignore[misc]
+            for name in models()
+        }
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as progress:
         task = progress.add_task("measuring", total=len(sections))
         for name, section in sections.items():

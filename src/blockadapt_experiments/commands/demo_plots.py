@@ -18,7 +18,9 @@ STYLE_BY_LABEL = {CONTENDERS[name].label: style.line() for name, style in STYLES
 
 
 def write_plots(runs: Sequence[Run], subtitle: str, directory: Path) -> list[Path]:
-    """Draw training loss and test accuracy, and return the files written."""
+    """Draw training loss and test accuracy, and return the files written: none after one epoch, which is no curve."""
+    if max(len(run.epochs) for run in runs) < 2:
+        return []
     loss = _figure(runs, "Training loss", "training loss (log scale)", subtitle, lambda epoch: epoch.train_loss)
     loss.axes[0].set_yscale("log")
     accuracy = _figure(runs, "Test accuracy", "test accuracy (%)", subtitle, lambda epoch: 100 * epoch.test_accuracy)
@@ -36,9 +38,8 @@ def _figure(runs: Sequence[Run], title: str, axis: str, subtitle: str, value: Ca
     for panel, model in zip(panels, models, strict=True):
         for run in [run for run in runs if run.model == model]:
             values = [value(epoch) for epoch in run.epochs]
-            marker = "o" if len(values) == 1 else ""  # one point makes no line
             style = STYLE_BY_LABEL[run.optimizer]
-            panel.plot(range(1, len(values) + 1), values, label=run.optimizer, marker=marker, **style)
+            panel.plot(range(1, len(values) + 1), values, label=run.optimizer, **style)
         panel.set_title(model, fontsize=10)
         panel.set_xlabel("epoch")
         panel.set_xlim(0, 1.03 * max(len(run.epochs) for run in runs))

@@ -149,6 +149,12 @@ class Session:
             "tune_over": [f"{span.name}={span.low:g}:{span.high:g}:{span.points}" for span in self.over],
         }
 
+    def _asked(self) -> dict[str, Any]:
+        """Give which runs are asked for: all of these optimizers with all of these variants and seeds."""
+        settings = self.request.settings
+        variants = list(dict.fromkeys(variant for _, variant in self.request.arms()))
+        return {"optimizers": [*settings.optimizers], "variants": variants, "seeds": [*settings.seeds]}
+
     def _plan(self, tuned: bool) -> dict[str, Any]:
         """Give the settings of the directory once this has joined it.
 
@@ -169,6 +175,7 @@ class Session:
         about = {
             **self._about(tuned),
             **({"data_sha256": dict(data)} if data else {}),  # nothing was read where nothing is left to do
+            "asked": [self._asked()],
             "command": self.command,
             "environment": environment(),
         }

@@ -95,8 +95,8 @@ def nested(table: Mapping[str, Any]) -> Table:
 def arm_changes(arms: Iterable[str]) -> Iterator[str]:
     """Turn arms as they are typed, `name=optimizer,key=value,…`, into changes of settings.
 
-    >>> list(arm_changes(["b25=block-adam,block_size=25,label=Blocks, large"]))
-    ['arms.b25.optimizer="block-adam"', 'arms.b25.block_size=25', 'arms.b25.label=Blocks, large']
+    >>> list(arm_changes(["b25=block-adam,block_size=25,label=Blocks, n = 25"]))
+    ['arms.b25.optimizer="block-adam"', 'arms.b25.block_size=25', 'arms.b25.label=Blocks, n = 25']
 
     Raises:
         ValueError: An arm is not of this form, or two have one name.
@@ -104,7 +104,7 @@ def arm_changes(arms: Iterable[str]) -> Iterator[str]:
     seen: set[str] = set()
     for arm in arms:
         name, equals, rest = arm.partition("=")
-        optimizer, *settings = re.split(r",(?=[^,=]*=)", rest)
+        optimizer, *settings = re.split(r",(?=\s*\w+=)", rest)
         ok = bool(equals) and re.fullmatch(NAME, name) and bool(optimizer) and "," not in optimizer
         require(bool(ok), "run", "arm", "name=optimizer,key=value,… with a name of letters, digits, - and _", arm)
         require(name not in seen, "run", "arm", "given once for each name", arm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,24 @@ from blockadapt_experiments.results.formats import estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOUR, BEST = "#56B4E9", "#0072B2"
+PLAIN = "#8A8F98"
+"""Grey, for bars that are of no optimizer."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Bars, of which the shortest is the best.
+    """Bars, one a row.
 
     Attributes:
         heading: What they are of, over one or more lines.
         bars: Mean and half width of its interval by label; a mean of nan where a run diverged, a half width of nan
             where none is known.
+        colours: Colour by label; grey for any other.
     """
 
     heading: str
     bars: Mapping[str, tuple[float, float]]
+    colours: Mapping[str, str] = field(default_factory=dict)
 
 
 def draw_bars(title: str, unit: str, panels: Sequence[Panel], path: Path) -> Path:
@@ -52,14 +55,13 @@ def bar_figure(title: str, unit: str, panels: Sequence[Panel]) -> Figure:
 
 def _draw_panel(axes: Any, panel: Panel, labels: Sequence[str]) -> None:
     known = {label: bar for label, bar in panel.bars.items() if math.isfinite(bar[0])}
-    best = min((mean for mean, _ in known.values()), default=math.nan)
     for row, label in enumerate(labels):
         text = estimate(*known[label]) if label in known else "diverged" if label in panel.bars else "–"
         end = 0.0
         if label in known:
             mean, half = known[label]
             error = half if math.isfinite(half) else None
-            axes.barh(row, mean, xerr=error, capsize=3, color=BEST if mean == best else COLOUR, height=0.7)
+            axes.barh(row, mean, xerr=error, capsize=3, color=panel.colours.get(label, PLAIN), height=0.7)
             end = mean + (error or 0.0)
         axes.annotate(text, (end, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
     axes.set_yticks(range(len(labels)), labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -25,6 +25,10 @@ class Style(NamedTuple):
     def line(self) -> dict[str, Any]:
         """Return Matplotlib's arguments for it."""
         return {"color": COLOURS[self.colour], "linestyle": DASHES[self.dash]}
+
+    def strokes(self) -> list[float]:
+        """Return the lengths of its dashes and gaps, in widths of the line; none if it is solid."""
+        return [] if DASHES[self.dash] == "-" else list(DASHES[self.dash][1])
 
 
 STYLES: dict[str, Style] = {
@@ -58,6 +62,11 @@ STYLES: dict[str, Style] = {
 """By the contender's name. Adam's family is vermilion and its blocks are blue; each has the dash of its counterpart,
 and what is clipped is dotted.
 """
+
+
+def bar_colours(arms: Sequence[str], label: Callable[[str], str]) -> dict[str, str]:
+    """Return the colour of each arm by its label, for bars."""
+    return {label(arm): COLOURS[style.colour] for arm, style in styles_of(arms).items()}
 
 
 def styles_of(arms: Sequence[str]) -> dict[str, Style]:

@@ -34,6 +34,7 @@ from blockadapt_experiments.core.training import Classification, TrainingSetting
 from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.data.images import load_images
 from blockadapt_experiments.drawing.bars import Panel, draw_bars
+from blockadapt_experiments.drawing.colours import bar_colours
 from blockadapt_experiments.models.densenet import DenseNet, require_depth
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import Metric, Row, RunKey
@@ -219,7 +220,7 @@ def judge_lowest(summary: Summary) -> Verdict:
     for other in rivals(summary, OURS, tuple(table)):
         points = difference(finals(summary, OURS, "test_error"), finals(summary, other, "test_error"))
         paper = f"{table[OURS] - table[other]:+.2f} in the paper".replace("-", "−")
-        words = f"{mean_words(points)} points against {summary.label(other)} ({paper})"
+        words = f"{mean_words(points, 'points')} against {summary.label(other)} ({paper})"
         parts.append(Part(is_below_zero(points), words))
     return verdict(parts, f"{_scale(summary)}. Test error of {summary.label(OURS)}: ")
 
@@ -229,7 +230,7 @@ def judge_clipping(summary: Summary) -> Verdict:
     parts = []
     for other in rivals(summary, OURS, ("block-adam",)):
         points = difference(finals(summary, OURS, "test_error"), finals(summary, other, "test_error"))
-        parts.append(Part(is_below_zero(points), f"test error differs by {mean_words(points)} points"))
+        parts.append(Part(is_below_zero(points), f"test error differs by {mean_words(points, 'points')}"))
     return verdict(parts)
 
 
@@ -279,9 +280,14 @@ def table_1_panels(summary: Summary) -> list[Panel]:
         return []
     paper = {summary.label(arm): (error, math.nan) for arm, error in TABLE_1[summary.experiment.name].items()}
     seeds = f"{len(summary.seeds)} seeds, mean and 95% interval" if len(summary.seeds) > 1 else "one seed"
+    colours = {
+        label: colour
+        for arms in (TABLE_1[summary.experiment.name], summary.arms)
+        for label, colour in bar_colours(list(arms), summary.label).items()
+    }
     return [
-        Panel(f"The paper, Table 1: {TABLE_1_SCALE},\nsingle numbers", paper),
-        Panel(f"Here, {summary.scale} scale: {_scale(summary)},\n{seeds}", here),
+        Panel(f"The paper, Table 1: {TABLE_1_SCALE},\nsingle numbers", paper, colours),
+        Panel(f"Here, {summary.scale} scale: {_scale(summary)},\n{seeds}", here, colours),
     ]
 
 

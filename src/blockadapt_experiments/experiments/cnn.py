@@ -25,6 +25,7 @@ from blockadapt_experiments.core.config import varied
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import SweepSettings
 from blockadapt_experiments.drawing.bars import Panel, draw_bars
+from blockadapt_experiments.drawing.colours import bar_colours
 from blockadapt_experiments.experiments.cifar import DATA, METRICS, Cifar, ImageSettings, make_run
 from blockadapt_experiments.models.cnn import small_cnn
 from blockadapt_experiments.results.intervals import interval
@@ -86,7 +87,7 @@ CLAIMS = (
 
 def variant_panels(summary: Summary) -> list[Panel]:
     """List for each optimizer what every variant ends with, and its paired difference from the first."""
-    panels = []
+    panels, colours = [], bar_colours(summary.arms, summary.label)
     for arm in summary.arms:
         ends = {variant: finals(summary, arm, "test_error", variant) for variant in summary.variants}
         bars = {}
@@ -96,7 +97,9 @@ def variant_panels(summary: Summary) -> list[Panel]:
                 beside = "" if variant == summary.variants[0] or not apart.size else f" ({mean_words(apart)})"
                 bars[f"{variant or 'as set'}{beside}"] = interval(list(values.values()))
         if bars:
-            panels.append(Panel(f"{summary.label(arm)}, {len(summary.seeds)} seeds", bars))
+            label = summary.label(arm)
+            heading = f"{label}, {len(summary.seeds)} seed{'s' * (len(summary.seeds) > 1)}"
+            panels.append(Panel(heading, bars, dict.fromkeys(bars, colours[label])))
     return panels
 
 

@@ -32,6 +32,7 @@ from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.core.training import Work, best_device, initial
 from blockadapt_experiments.data.text import Corpus, find_text, read_corpus, streams, unigram_perplexity
 from blockadapt_experiments.drawing.bars import Panel, draw_bars
+from blockadapt_experiments.drawing.colours import bar_colours
 from blockadapt_experiments.experiments.text_run import TextRun
 from blockadapt_experiments.models.lstm import LanguageModel, Memory, perplexity
 from blockadapt_experiments.results.intervals import interval
@@ -263,7 +264,11 @@ def draw(summary: Summary, directory: Path) -> Sequence[Path]:
     settings = summary.settings
     model = f"{settings['layers']} × {settings['hidden']} LSTM, {settings['epochs']} epochs"
     seeds = f"{len(summary.seeds)} seeds, mean and 95% interval" if len(summary.seeds) > 1 else "one seed"
-    panel = Panel(f"{summary.scale} scale: {model}, {_vocabulary(summary)} words,\n{seeds}", bars)
+    panel = Panel(
+        f"{summary.scale} scale: {model}, {_vocabulary(summary)} words,\n{seeds}",
+        bars,
+        bar_colours(summary.arms, summary.label),
+    )
     title = f"Test perplexity on {_text(summary)}\n(not to be compared with other texts)"
     path = directory / f"{summary.experiment.name}-perplexity.png"
     return [draw_bars(title, "perplexity per token", [panel], path)] if bars else []

@@ -159,7 +159,7 @@ def judge_steady(summary: Summary) -> Verdict:
     parts = []
     for pair, name in _pairs(summary, PAIRS_WITH_GGT):
         points = 100 * difference(*(oscillations(summary, arm, "test_accuracy") for arm in pair))
-        words = f"{name}: late oscillation of the test accuracy differs by {mean_words(points)} points"
+        words = f"{name}: late oscillation of the test accuracy differs by {mean_words(points, 'points')}"
         parts.append(Part(is_below_zero(points), words))
     return verdict(parts)
 
@@ -169,7 +169,7 @@ def judge_higher(summary: Summary) -> Verdict:
     parts = []
     for pair, name in _pairs(summary, PAIRS_WITH_GGT):
         points = 100 * difference(*(means(summary, arm, "test_accuracy") for arm in pair))
-        words = f"{name}: test accuracy, mean over epochs, differs by {mean_words(points)} points"
+        words = f"{name}: test accuracy, mean over epochs, differs by {mean_words(points, 'points')}"
         parts.append(Part(is_below_zero(-points), words))
     return verdict(parts)
 

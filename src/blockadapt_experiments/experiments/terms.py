@@ -37,7 +37,7 @@ from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.core.training import Classification, Sets, TrainingSettings
 from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.data.images import load_images
-from blockadapt_experiments.drawing.colours import STYLES
+from blockadapt_experiments.drawing.colours import styles_of
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import Metric, Outcome, Row, RunKey
@@ -240,15 +240,16 @@ def draw_terms(summary: Summary, directory: Path) -> Sequence[Path]:
     """Draw means over seeds, a column for each layer and a row for each term."""
     figure = Figure(figsize=(10, 11), dpi=150, layout="constrained")
     figure.suptitle(
-        "Terms of Theorem 1 while the network learns, blocks against diagonals; mean over seeds", fontsize=11
+        "Terms of Theorem 1 while the network learns, blocks against diagonals; geometric mean over seeds", fontsize=11
     )
+    styles = styles_of(summary.arms)
     panels = figure.subplots(len(TERMS), len(LAYERS), sharex=True, sharey="row")
     for row, (term, label) in zip(panels, TERMS.items(), strict=True):
         for panel, layer in zip(row, LAYERS, strict=True):
             for arm in summary.arms:
                 curve = summary.curve(arm, f"{term}.{layer}")
                 if curve.x.size:
-                    panel.plot(curve.x, curve.band().mean, label=summary.label(arm), linewidth=1, **STYLES[arm].line())
+                    panel.plot(curve.x, curve.band(log=True).middle, label=summary.label(arm), **styles[arm].line())
             panel.set_yscale("log")
             panel.set_title(f"{label}\n{layer}", fontsize=9)
             panel.grid(axis="y", color="#E0E0E0", linewidth=0.6)

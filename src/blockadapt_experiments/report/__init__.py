@@ -20,6 +20,7 @@ from blockadapt_experiments.report.page import write_page
 from blockadapt_experiments.report.reading import read, recorded_experiment, recorded_name
 from blockadapt_experiments.report.table import cell, write_table
 from blockadapt_experiments.report.together import together
+from blockadapt_experiments.results.intervals import intervals
 from blockadapt_experiments.results.summary import Summary
 
 __all__ = ["write_report"]
@@ -63,7 +64,7 @@ def _write(experiment: Experiment[Any], summary: Summary, page: Path, directory:
     _write_curves(summary, curves)
     write_markdown(said, markdown)
     write_page(said, page)
-    return [page, *figures, *said.pictures, table, curves, markdown]
+    return [page, *figures, *said.pictures, *said.sensitivity, table, curves, markdown]
 
 
 def _write_curves(summary: Summary, path: Path) -> None:
@@ -80,9 +81,9 @@ def _curve_rows(summary: Summary) -> Iterator[list[Any]]:
         for variant in summary.variants:
             for arm in summary.arms:
                 curve = summary.curve(arm, metric.key, variant)
-                band = curve.band()
+                mean, half, n = intervals(curve.values)
                 values = dict(zip(curve.seeds, curve.values, strict=True))
                 for i, x in enumerate(curve.x):
                     each = [cell(values[seed][i]) if seed in values else "" for seed in summary.seeds]
-                    estimate = [cell(band.mean[i]), cell(band.half[i]), int(band.n[i])]
+                    estimate = [cell(mean[i]), cell(half[i]), int(n[i])]
                     yield [metric.key, variant, arm, cell(x), *estimate, *each]

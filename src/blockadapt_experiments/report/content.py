@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from blockadapt_experiments.claims.claim import Verdict
 from blockadapt_experiments.core.config import flat, load, plain
 from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.report.sensitivity import write_sensitivity
 from blockadapt_experiments.report.table import Table, other_numbers, results
 from blockadapt_experiments.results.formats import NONE, number, setting
 from blockadapt_experiments.results.summary import Summary
@@ -71,6 +72,7 @@ class Content:
         judged: The paper's claims.
         figures: The curves, as PNG files.
         pictures: What the experiment itself draws, as PNG files.
+        sensitivity: What tuning tried, as a PNG file, or none.
         troubles: Runs and pictures that have failed, and records that are damaged, a sentence each.
         notes: What happened to runs on the way, a sentence each.
         differences: Settings that differ from the paper's scale; None if that is not known.
@@ -85,6 +87,7 @@ class Content:
     judged: Sequence[Judged]
     figures: Sequence[Path]
     pictures: Sequence[Path]
+    sensitivity: Sequence[Path]
     troubles: Sequence[str]
     notes: Sequence[str]
     differences: Sequence[Difference] | None
@@ -106,6 +109,13 @@ class Content:
         return f"{sizes}: {summary.finished} of {_count(summary.planned, 'run')} finished."
 
     @property
+    def equal_times(self) -> str:
+        """When the fastest optimizer had finished, for each variant; "" where there is nothing to compare."""
+        times = {variant: self.summary.equal_time(variant) for variant in self.summary.variants}
+        known = {f" with {variant}" if variant else "": time for variant, time in times.items() if time == time}
+        return ", ".join(f"{number(time, 3)} s{where}" for where, time in known.items())
+
+    @property
     def target(self) -> str:
         """The target in words; "" if there is none."""
         if self.summary.experiment.target is None:
@@ -125,6 +135,7 @@ def content(experiment: Experiment[Any], summary: Summary, figures: Sequence[Pat
         judged=[Judged(claim.paper, _judge(summary, claim.judge)) for claim in experiment.claims],
         figures=figures,
         pictures=pictures,
+        sensitivity=write_sensitivity(summary, directory),
         troubles=[*_failures(summary), *_damages(summary), *troubles],
         notes=[f"{run.key.label}: {note}" for run in summary.runs for note in run.notes],
         differences=_differences(experiment, summary),

@@ -1,10 +1,13 @@
-"""Curves as PNG files, one for each metric: mean and 95% band over seeds, a panel for each variant."""
+"""Curves as PNG files, one for each metric: mean and 95% band over seeds, a panel for each variant.
+
+Where there is one variant, the same curves over seconds stand beside it: equal steps and equal time.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +28,13 @@ SETTLED = 0.1
 
 
 def write_figures(summary: Summary, directory: Path) -> list[Path]:
-    """Draw every metric that has points; returns the files."""
+    """Draw every metric that has a curve; returns the files."""
     written = []
     for metric in summary.metrics:
         curves = {(arm, v): summary.curve(arm, metric.key, v) for arm in summary.arms for v in summary.variants}
-        if any(np.isfinite(curve.values).any() for curve in curves.values()):
+        if any(curve.is_line for curve in curves.values()):
             path = directory / f"{summary.experiment.name}-{file_name(metric.key)}.png"
-            written.append(write_png(_figure(summary, metric, curves), path))
+            written.append(write_png(curve_figure(summary, metric, curves), path))
     return written
 
 
@@ -40,62 +43,94 @@ def file_name(text: str) -> str:
     return re.sub(r"[^\w.]+", "-", text).strip("-")
 
 
-def _figure(summary: Summary, metric: Metric, curves: dict[tuple[str, str], Curve]) -> Figure:
-    columns = min(len(summary.variants), ROW)
-    rows = math.ceil(len(summary.variants) / columns)
-    figure = Figure(figsize=(max(7.5, 3.9 * columns), 1.5 + 3.1 * rows), dpi=150, layout="constrained")
-    seeds = f"{len(summary.seeds)} seeds, mean and 95% band" if len(summary.seeds) > 1 else "one seed"
+def curve_figure(summary: Summary, metric: Metric, curves: Mapping[tuple[str, str], Curve]) -> Figure:
+    """Make the figure of one metric."""
+    clocked = len(summary.variants) == 1 and any(np.isfinite(curve.seconds).any() for curve in curves.values())
+    views = [(variant, timed) for variant in summary.variants for timed in ((False, True) if clocked else (False,))]
+    figure, panels = panel_grid(len(views), sharex=not clocked)
+    log = _is_log(metric, curves)
+    mean = "geometric mean" if log else "mean"
+    seeds = f"{len(summary.seeds)} seeds, {mean} and 95% band" if len(summary.seeds) > 1 else "one seed"
     figure.suptitle(f"{summary.experiment.title}\n{summary.scale} scale, {seeds}", fontsize=11)
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
-    for panel, variant in zip(panels, summary.variants, strict=False):
+    for panel, (variant, timed) in zip(panels, views, strict=True):
         for arm, style in styles_of(summary.arms).items():
             diverged = summary.diverged(arm, variant)
             label = f"{summary.label(arm)} ({diverged} diverged)" if diverged else summary.label(arm)
-            _draw_curve(panel, curves[arm, variant], label, style, banded=not diverged)
+            _draw_curve(panel, curves[arm, variant], label, style, log, timed, banded=not diverged)
         panel.set_title(variant, fontsize=10)
-        panel.set_xlabel(summary.experiment.axis)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=summary.experiment.axis in ("epoch", "step")))
-        panel.grid(axis="y", color="#E0E0E0", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-    for panel in panels[len(summary.variants) :]:
-        panel.set_visible(False)
-    scale = _set_scale(summary, panels[0], metric, curves)
-    for panel in panels[::columns]:
-        panel.set_ylabel(metric.label + (" (log scale)" if scale == "log" else ""))
-    handles, labels = panels[0].get_legend_handles_labels()
-    abreast = len(labels) if len(labels) <= 5 else math.ceil(len(labels) / 2)
-    figure.legend(handles, labels, loc="outside lower center", ncols=abreast, frameon=False, fontsize=9)
+        panel.set_xlabel("seconds" if timed else summary.experiment.axis)
+        counted = not timed and summary.experiment.axis in ("epoch", "step")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=counted))
+    _set_scale(summary, panels[0], log, curves)
+    for panel in panels[::ROW]:
+        panel.set_ylabel(metric.label + (" (log scale)" if log else ""))
+    add_legend(figure, panels)
     return figure
 
 
-def _draw_curve(panel: Any, curve: Curve, label: str, style: Style, banded: bool) -> None:
+def panel_grid(count: int, sharex: bool) -> tuple[Figure, list[Any]]:
+    """Make a figure of so many panels on one vertical scale, at most `ROW` abreast."""
+    columns = min(count, ROW)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(max(7.5, 3.9 * columns), 1.5 + 3.1 * rows), dpi=150, layout="constrained")
+    every = figure.subplots(rows, columns, sharex=sharex, sharey=True, squeeze=False).flatten()
+    for panel in every:
+        panel.grid(axis="y", color="#E0E0E0", linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in every[count:]:
+        panel.set_visible(False)
+    return figure, list(every[:count])
+
+
+def add_legend(figure: Figure, panels: Sequence[Any]) -> None:
+    """Put what the panels show below them, each name once."""
+    named = {
+        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    abreast = len(named) if len(named) <= 5 else math.ceil(len(named) / 2)
+    look = {"ncols": max(abreast, 1), "frameon": False, "fontsize": 9}
+    figure.legend(list(named.values()), list(named), loc="outside lower center", **look)
+
+
+def set_log_ticks(axis: Any, shown: tuple[float, float]) -> None:
+    """Write 1, 2 and 5 of each power of ten where powers alone would be too few."""
+    if shown[1] / shown[0] < 1e3:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
+
+
+def _draw_curve(panel: Any, curve: Curve, label: str, style: Style, log: bool, timed: bool, banded: bool) -> None:
     """A mean and its band; an interval around a diverged seed would cover all others."""
-    band = curve.band()
+    band = curve.band(log)
+    x = curve.mean_seconds() if timed else curve.x
     width = 1.6 if curve.x.size <= 500 else 0.8  # where points are denser than pixels, noise makes a line thick
     look = {**style.line(), "linewidth": width}
-    marker = "o" if np.isfinite(band.mean).sum() == 1 else ""  # one point makes no line
-    panel.plot(curve.x, band.mean, label=label, marker=marker, **look)
+    marker = "o" if np.isfinite(band.middle).sum() == 1 else ""  # one point makes no line
+    panel.plot(x, band.middle, label=label, marker=marker, **look)
     if banded:
-        low, high = band.mean - band.half, band.mean + band.half
-        panel.fill_between(curve.x, low, high, color=look["color"], alpha=0.15, lw=0)
+        panel.fill_between(x, band.low, band.high, color=look["color"], alpha=0.15, lw=0)
 
 
-def _set_scale(summary: Summary, panel: Any, metric: Metric, curves: dict[tuple[str, str], Curve]) -> str:
-    """Set the scale that all panels share; returns its name. Without a positive value it cannot be logarithmic."""
-    # What led up to a seed's divergence is no measure for the others.
-    steady = [curve for key, curve in curves.items() if curve.x.size and not summary.diverged(*key)]
-    bands = [(curve.x, curve.band()) for curve in steady or curves.values()]
-    log = metric.log and y_range(bands, log=True) is not None
-    shown = y_range(bands, log)
+def _steady(summary: Summary, curves: Mapping[tuple[str, str], Curve]) -> list[Curve]:
+    """The curves that set the scale: what led up to a seed's divergence is no measure for the others."""
+    return [curve for key, curve in curves.items() if curve.x.size and not summary.diverged(*key)] or [*curves.values()]
+
+
+def _is_log(metric: Metric, curves: Mapping[tuple[str, str], Curve]) -> bool:
+    """Whether the axis is logarithmic: without a positive value it cannot be."""
+    return metric.log and any((curve.values > 0).any() for curve in curves.values())
+
+
+def _set_scale(summary: Summary, panel: Any, log: bool, curves: Mapping[tuple[str, str], Curve]) -> None:
+    """Set the vertical scale that all panels share."""
+    shown = y_range([(curve.x, curve.band(log)) for curve in _steady(summary, curves)], log)
     if shown:
         panel.set_ylim(*shown)
     if log:
         panel.set_yscale("log", nonpositive="clip")
-        if shown and shown[1] / shown[0] < 1e3:  # powers of ten alone would be too few
-            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            panel.yaxis.set_minor_locator(NullLocator())
-    return "log" if log else "linear"
+        if shown:
+            set_log_ticks(panel.yaxis, shown)
 
 
 def y_range(curves: Iterable[tuple[np.ndarray, Band]], log: bool) -> tuple[float, float] | None:
@@ -103,10 +138,10 @@ def y_range(curves: Iterable[tuple[np.ndarray, Band]], log: bool) -> tuple[float
     low, high, far_low, far_high = math.inf, -math.inf, math.inf, -math.inf
     for x, band in curves:
         settled = x >= (x[0] + SETTLED * (x[-1] - x[0]) if x.size >= 10 and not log else -math.inf)
-        for values, mean in ((band.mean, True), (band.mean - band.half, False), (band.mean + band.half, False)):
+        for values in (band.middle, band.low, band.high):
             shown = values[settled & np.isfinite(values) & ((values > 0) | (not log))]
             shown = np.log10(shown) if log else shown
-            if shown.size and mean:
+            if shown.size and values is band.middle:
                 low, high = min(low, shown.min()), max(high, shown.max())
             elif shown.size:
                 far_low, far_high = min(far_low, shown.min()), max(far_high, shown.max())

@@ -49,11 +49,14 @@ def _results(content: Content) -> Iterator[str]:
         yield ""
     yield "### Time and memory\n"
     yield from _table(content, content.table, [i for i, c in enumerate(columns) if not c.metric], facts=True)
+    equal = (
+        f" Equal time: when the fastest had finished, {_inline(content.equal_times)}." if content.equal_times else ""
+    )
     target = f" Target: {_inline(content.target)}." if content.target else ""
     yield (
-        "\nMean ± half width of the 95% interval over finished seeds (Student's t). Bold: the best mean, which is no"
-        " finding where the lead is smaller than the ±. Oscillation: standard deviation over the last 20% of the points"
-        f" of a run. Diverged: seeds with a value that is not finite.{target}"
+        "\nMean ± half width of the 95% interval over finished seeds (Student's t). Bold: the best, where the interval"
+        f" of its lead over every other, paired by seed, is above zero.{equal} Oscillation: standard deviation over the"
+        f" last 20% of the points of a run. Diverged: seeds with a value that is not finite.{target}"
     )
 
 
@@ -94,6 +97,9 @@ def _provenance(content: Content) -> Iterator[str]:
     if content.tuned:
         yield "\n## Learning rates tried\n"
         yield "Every optimizer had the same trials, with seeds that the results do not use and never on test data.\n"
+        for picture in content.sensitivity:
+            yield f"![Objective against learning rate]({picture.name})\n"
+            yield "Rings: the learning rates chosen. Crosses: those with which a run diverged.\n"
         rows = [
             (
                 _inline(line.label),

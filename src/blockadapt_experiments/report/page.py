@@ -1,7 +1,7 @@
 """The page: one HTML file that needs nothing beside it. Its charts are our own SVG.
 
-plotly.js comes only whole, 4.8 MB in every report, and knows neither dark colours nor print nor the keyboard; the part
-of it that is needed here is a few hundred lines.
+plotly.js comes only whole, 4.8 MB in every report, and knows neither dark colours nor print nor the keyboard. uPlot is
+small, but it paints on a canvas: docs/architecture.md weighs it. What is needed here is a few hundred lines.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from blockadapt_experiments.core.config import flat
+from blockadapt_experiments.drawing.colours import styles_of
 from blockadapt_experiments.files.atomic import atomic_text
 from blockadapt_experiments.report.content import Content
 from blockadapt_experiments.results.formats import number, setting
-from blockadapt_experiments.results.summary import Summary
+from blockadapt_experiments.results.summary import Band, Summary
 
 POINTS, SEED_POINTS = 800, 200
 """The most points that the page keeps of a mean, and of one seed: about what a screen can show."""
@@ -58,7 +59,9 @@ def _data(summary: Summary) -> dict[str, Any]:
         for variant, of in enumerate(summary.variants)
         for arm, name in enumerate(summary.arms)
     ]
-    series = [entry for entry in series if entry["mean"]]
+    drawn = {entry["metric"] for entry in series if len(entry["x"]) > 1}  # one point makes no chart
+    series = [entry for entry in series if entry["x"] and entry["metric"] in drawn]
+    styles = styles_of(summary.arms)
     return {
         "axis": summary.experiment.axis,
         "metrics": [
@@ -69,6 +72,8 @@ def _data(summary: Summary) -> dict[str, Any]:
             {
                 "name": arm,
                 "label": summary.label(arm),
+                "colour": styles[arm].colour,
+                "dash": styles[arm].strokes(),
                 "diverged": sum(summary.diverged(arm, v) for v in summary.variants),
             }
             for arm in summary.arms
@@ -83,17 +88,13 @@ def _data(summary: Summary) -> dict[str, Any]:
 
 def _series(summary: Summary, arm: str, metric: str, variant: str) -> dict[str, Any]:
     curve = summary.curve(arm, metric, variant)
-    band = curve.band()
-    known = np.isfinite(curve.seconds)
-    seconds = np.where(known, curve.seconds, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    seconds[~known.any(axis=0)] = math.nan
+    linear, log = curve.band(), curve.band(log=True)
     at, at_seed = _thinned(curve.x.size, POINTS), _thinned(curve.x.size, SEED_POINTS)
     return {
         "x": _rounded(curve.x[at]),
-        "mean": _rounded(band.mean[at]),
-        "half": _rounded(band.half[at]),
-        "n": band.n[at].tolist(),
-        "seconds": _rounded(seconds[at]),
+        "linear": _scaled(linear, linear.high - linear.middle, at),
+        "log": _scaled(log, log.high / log.middle, at),
+        "seconds": _rounded(curve.mean_seconds()[at]),
         "diverged": summary.diverged(arm, variant) > 0,
         "thinned": at_seed.size < curve.x.size,
         "seed_x": _rounded(curve.x[at_seed]),
@@ -102,6 +103,11 @@ def _series(summary: Summary, arm: str, metric: str, variant: str) -> dict[str, 
             for seed, values, times in zip(curve.seeds, curve.values, curve.seconds, strict=True)
         ],
     }
+
+
+def _scaled(band: Band, spread: np.ndarray, at: np.ndarray) -> dict[str, Any]:
+    """A curve on one scale: middle, the half width or the factor of its interval, and the number of seeds."""
+    return {"middle": _rounded(band.middle[at]), "spread": _rounded(spread[at]), "n": band.n[at].tolist()}
 
 
 def _thinned(size: int, most: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from blockadapt_experiments.core.config import flat, load
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.results.measurements import runs_asked
 from blockadapt_experiments.results.recorded_runs import read_run
 from blockadapt_experiments.results.summary import Summary
 
@@ -48,6 +49,7 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
         seeds=_in_order(settings["seeds"], (run.key.seed for run in runs)),
         runs=runs,
         tuned=read_json(tuned, "report") if tuned.is_file() else {},
+        asked=len(runs_asked(head["asked"])) if head.get("asked") else None,
         labels={name: arm_label(name, table) for name, table in settings.get("arms", {}).items()},
     )
 

@@ -69,7 +69,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: one arm in one variant. `best` says which of its estimates are the best of the variant."""
+    """A line of the table: one arm in one variant. `best` says which of its estimates lead those of all other arms."""
 
     arm: str
     label: str
@@ -103,7 +103,8 @@ class Table:
 
 def results(summary: Summary) -> Table:
     """What is asked of every optimizer: how far, how soon, how steadily, at what cost."""
-    columns = [column for metric in summary.metrics for column in _metric_columns(summary, metric.key)]
+    timed = any(math.isfinite(summary.equal_time(variant)) for variant in summary.variants)
+    columns = [column for metric in summary.metrics for column in _metric_columns(summary, metric.key, timed)]
     return _table(summary, [*columns, *_target_columns(summary), *_cost_columns(summary)])
 
 
@@ -132,7 +133,7 @@ def cell(value: float) -> float | str:
     return "" if math.isnan(value) else float(value)
 
 
-def _metric_columns(summary: Summary, key: str) -> list[Column]:
+def _metric_columns(summary: Summary, key: str, timed: bool) -> list[Column]:
     better = summary.metric(key).better
 
     def column(name: str, heading: str, read: Callable[[str, str, str], np.ndarray], better: Better) -> Column:
@@ -141,8 +142,9 @@ def _metric_columns(summary: Summary, key: str) -> list[Column]:
     final = column("final", "Final", summary.final, better)
     if better is None:
         return [final]
+    equal = [column("equal_time", "At equal time", summary.at_equal_time, better)] if timed else []
     best = column("best", "Best", summary.best, better)
-    return [final, best, column("oscillation", "Oscillation", summary.oscillation, "low")]
+    return [final, *equal, best, column("oscillation", "Oscillation", summary.oscillation, "low")]
 
 
 def _target_columns(summary: Summary) -> list[Column]:
@@ -177,14 +179,14 @@ def _number_column(summary: Summary, name: str, better: Better = None) -> Column
 def _table(summary: Summary, columns: Sequence[Column]) -> Table:
     lines: list[Line] = []
     for variant in summary.variants:
-        estimates = {arm: [_estimate(column.values(arm, variant)) for column in columns] for arm in summary.arms}
+        values = {arm: [column.values(arm, variant) for column in columns] for arm in summary.arms}
         best = [
-            _best([estimates[arm][index] for arm in summary.arms], column.better, len(summary.seeds))
+            _best([values[arm][index] for arm in summary.arms], column.better, len(summary.seeds))
             for index, column in enumerate(columns)
         ]
         for number, arm in enumerate(summary.arms):
             marks = [marked[number] for marked in best]
-            lines.append(_line(summary, arm, variant, estimates[arm], marks))
+            lines.append(_line(summary, arm, variant, [*map(_estimate, values[arm])], marks))
     return Table(columns, lines)
 
 
@@ -208,10 +210,19 @@ def _estimate(values: np.ndarray) -> Estimate:
     return Estimate(*interval(finite), n=finite.size, of=values.size)
 
 
-def _best(estimates: Sequence[Estimate], better: Better, seeds: int) -> list[bool]:
-    """Which have the best mean. Only those with a value of every seed compete; where all are equal none is best."""
-    sign = -1.0 if better == "high" else 1.0
-    competing = [sign * e.mean for e in estimates if e.n == seeds]
-    if better is None or len(set(competing)) < 2:
-        return [False] * len(estimates)
-    return [e.n == seeds and sign * e.mean == min(competing) for e in estimates]
+def _best(values: Sequence[np.ndarray], better: Better, seeds: int) -> list[bool]:
+    """Which is the best beyond doubt: the 95% interval of its lead over each other, paired by seed, lies above zero.
+
+    Only those with a value of every seed compete. One seed has no interval, so that then none is the best.
+    """
+    sign = 1.0 if better == "high" else -1.0
+    competing = [sign * each for each in values if each.size == seeds and np.isfinite(each).all()]
+
+    def leads(mine: np.ndarray) -> bool:
+        found = [interval(mine - other) for other in competing if other is not mine]
+        return bool(found) and all(mean - half > 0 for mean, half in found)
+
+    if better is None:
+        return [False] * len(values)
+    marks = iter([leads(each) for each in competing])
+    return [each.size == seeds and bool(np.isfinite(each).all()) and next(marks) for each in values]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,17 @@ class RunKey(NamedTuple):
     def label(self) -> str:
         """The run's name for people."""
         return ", ".join(part for part in (self.arm, self.variant, f"seed {self.seed}") if part)
+
+
+def runs_asked(asked: Iterable[Mapping[str, Any]]) -> set[RunKey]:
+    """Return the runs that commands asked for: of each, all its optimizers with all its variants and seeds."""
+    return {
+        RunKey(arm, variant, seed)
+        for each in asked
+        for arm in each["optimizers"]
+        for variant in each["variants"]
+        for seed in each["seeds"]
+    }
 
 
 class Outcome(NamedTuple):

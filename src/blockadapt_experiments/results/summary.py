@@ -24,10 +24,18 @@ TAIL = 0.2
 
 
 class Band(NamedTuple):
-    """The mean of a curve and the half width of its 95% interval, and of how many seeds, [points] each."""
+    """The middle of a curve and its 95% interval, and of how many seeds, [points] each.
 
-    mean: np.ndarray
-    half: np.ndarray
+    Attributes:
+        middle: The mean; for a log axis the geometric mean.
+        low: The lower end of the interval; nan where one seed has none.
+        high: The upper end.
+        n: How many seeds have a value there that the axis can show.
+    """
+
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
     n: np.ndarray
 
 
@@ -46,9 +54,27 @@ class Curve(NamedTuple):
     seeds: list[int]
     seconds: np.ndarray
 
-    def band(self) -> Band:
-        """Compute mean and half width at each point, over the seeds that have a finite value there."""
-        return Band(*intervals(self.values))
+    @property
+    def is_line(self) -> bool:
+        """Whether it has two points that could be joined; one makes no chart."""
+        return int(np.isfinite(self.values).any(axis=0).sum()) > 1
+
+    def band(self, log: bool = False) -> Band:
+        """Compute mean ± half width at each point, over the seeds that have a finite value there.
+
+        With `log` the same of the logarithms, over positive values: exp(mean(log v) ± half). So a band on a log axis
+        has a lower end, however wide it is, and lies evenly around its curve.
+        """
+        if not log:
+            mean, half, n = intervals(self.values)
+            return Band(mean, mean - half, mean + half, n)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            mean, half, n = intervals(np.log(self.values))
+            return Band(np.exp(mean), np.exp(mean - half), np.exp(mean + half), n)
+
+    def mean_seconds(self) -> np.ndarray:
+        """Compute the time until each point, [points], over the seeds of which it is known; nan where of none."""
+        return intervals(self.seconds)[0]
 
 
 @dataclass(frozen=True)
@@ -192,6 +218,21 @@ class Summary:
     def seconds(self, arm: str, variant: str = "") -> np.ndarray:
         """Tell how long the runs took."""
         return np.array([as_number((run.result or {}).get("seconds")) for run in self._finished(arm, variant)])
+
+    def equal_time(self, variant: str = "") -> float:
+        """Tell after how many seconds the fastest arm had finished with every seed; nan unless two arms have."""
+        ends = [[run.seconds[-1] for run in self._finished(arm, variant) if run.seconds.size] for arm in self.arms]
+        done = [max(each) for each in ends if len(each) == len(self.seeds) and np.isfinite(each).all()]
+        return float(min(done)) if len(done) > 1 else math.nan
+
+    def at_equal_time(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
+        """Return the last value that was measured until `equal_time`; nan if there was none by then."""
+        end, found = self.equal_time(variant), []
+        for run in self._finished(arm, variant):
+            series = run.series(self.experiment.axis, metric)
+            before = series.values[series.seconds <= end]
+            found.append(before[-1] if before.size else math.nan)
+        return np.array(found)
 
     def lr(self, arm: str, variant: str = "") -> float:
         """Return the learning rate; nan before the first run."""

@@ -29,7 +29,7 @@ from blockadapt.validation import refusal
 from blockadapt_experiments.core.config import first_difference, grown, run_settings
 from blockadapt_experiments.files.atomic import atomic, read_json, write_json
 from blockadapt_experiments.files.checked import is_whole, sha256_of, write_checked
-from blockadapt_experiments.results.measurements import Outcome, Row, RunKey
+from blockadapt_experiments.results.measurements import Outcome, Row, RunKey, runs_asked
 from blockadapt_experiments.results.recorded_runs import NOTES, read_result
 
 
@@ -42,7 +42,7 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         out: The directory of the experiment.
         about: Its name, scale, settings, data and whether learning rates are tuned, which must not change but for what
-            it may grow by; the command; and the environment, of which the first is kept.
+            it may grow by; which runs are asked for; the command; and the environment, of which the first is kept.
 
     Raises:
         ValueError: The directory holds other runs; the sentence names the first key that differs.
@@ -54,11 +54,13 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
             return dict(about)
         before = read_json(path, "run", {"settings": dict})
         settings = joined(out, about, before)
-        if settings == before["settings"]:
+        asked = before.get("asked", [])
+        asked = [*asked, *(each for each in about.get("asked", []) if not runs_asked([each]) <= runs_asked(asked))]
+        if settings == before["settings"] and asked == before.get("asked", []):
             return before
         lines = dict.fromkeys([*str(before.get("command", "")).splitlines(), str(about["command"])])
         code = {**before.get("code", {}), **about.get("code", {})}
-        now = {**before, "settings": settings, "code": code, "command": "\n".join(filter(None, lines))}
+        now = {**before, "settings": settings, "asked": asked, "code": code, "command": "\n".join(filter(None, lines))}
         write_json(path, now)
         return now
 
@@ -70,7 +72,8 @@ def joined(out: Path, about: Mapping[str, Any], before: Mapping[str, Any]) -> di
         ValueError: It holds other runs; the sentence names the first key that differs.
     """
     where = f"the runs in {out}"
-    others = {key: value for key, value in about.items() if key not in ("settings", "code", "command", "environment")}
+    apart = ("settings", "asked", "code", "command", "environment")
+    others = {key: value for key, value in about.items() if key not in apart}
     _require_same(others, before, where)
     codes = [each.get("code", {}) for each in (about, before)]
     both = codes[0].keys() & codes[1].keys()

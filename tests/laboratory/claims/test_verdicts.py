@@ -59,7 +59,9 @@ def test_a_claim_of_several_parts(parts: list[bool | None], whole: bool | None) 
 def test_words_carry_mean_and_interval() -> None:
     assert mean_words([1.0, 1.1]) == "1.05 ± 0.64"
     assert mean_words([0.25]) == "0.25 (one seed)"
-    assert mean_words([]) == "no number"
+    assert mean_words([1.0, 1.1], "points") == "1.05 ± 0.64 points"
+    assert mean_words([0.25], "points") == "0.25 points (one seed)"
+    assert mean_words([], "points") == "an unknown amount"
     assert ratio_words(np.log([2.0, 2.0])) == "×2 (2 to 2)"
     assert ratio_words(np.log([0.5])) == "×0.5 (one seed)"
-    assert ratio_words(np.array([math.nan, 1.0])) == "no number"
+    assert ratio_words(np.array([math.nan, 1.0])) == "×? (not known)"

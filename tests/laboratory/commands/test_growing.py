@@ -44,6 +44,7 @@ def test_more_seeds_optimizers_and_arms_join_a_folder(command: Command, tmp_path
     before = stamps(grown)
     assert command(*tiny(grown, "optimizers=['adam']", "seeds=[3]", options=("--arm", B4))).code == 0
     assert before.items() <= stamps(grown).items()
+    assert (read(grown).planned, read(grown).complete) == (3, True)  # all that was asked for
     said = command(*tiny(grown, "optimizers=['sgd', 'adam', 'b4']", "seeds=[0, 3]", options=("--arm", B4)))
     assert said.code == 0
     assert "6 runs, 3 finished, 0 begun" in said.out
@@ -51,7 +52,9 @@ def test_more_seeds_optimizers_and_arms_join_a_folder(command: Command, tmp_path
     assert outcome(grown) == outcome(whole)
     summary = read(grown)
     assert (summary.arms, summary.seeds, summary.complete) == (["sgd", "adam", "b4"], [0, 3], True)
-    assert len(summary.command.splitlines()) == 2  # the third command asked for nothing new
+    assert len(summary.command.splitlines()) == 3
+    assert command(*tiny(grown, SGD)).code == 0
+    assert read(grown).command == summary.command  # it asked for nothing new
 
 
 REFUSED = {

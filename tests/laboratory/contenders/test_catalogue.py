@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from blockadapt import BlockAdam, plan
-from blockadapt_experiments.contenders.catalogue import CONTENDERS, OptimizerSettings, _theirs, make_optimizer
+from blockadapt_experiments.contenders.builders import _theirs
+from blockadapt_experiments.contenders.catalogue import CONTENDERS, OptimizerSettings, make_optimizer
 from blockadapt_experiments.contenders.ggt import GGT
 from support.contract_cases import Net, give_gradients_, grad_bits, param_bits, twins
 from support.oracle import DenseOracle, Kind, input_blocks, runs

@@ -146,9 +146,8 @@ def test_torch_schedulers_move_the_same_way(kind: Any) -> None:
                 scheduler.step()
         if kind in ("step", "dev"):
             scheduler.step(*[VALUES[epoch]] * (kind == "dev"))
-    accuracy = (
-        1e-12 if kind == "cosine" else 1e-14
-    )  # torch's cosine goes from one rate to the next, and rounds each time
+    # torch's cosine goes from one rate to the next, and rounds each time
+    accuracy = 1e-12 if kind == "cosine" else 1e-14
     np.testing.assert_allclose(scheduled(ScheduleSettings(kind=kind), 0.3, 2.0), expected, rtol=accuracy)
 
 

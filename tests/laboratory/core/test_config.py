@@ -15,7 +15,7 @@ from blockadapt_experiments.core.config import SCALES, build, first_difference, 
 from blockadapt_experiments.core.settings import Settings, TuneSettings
 from blockadapt_experiments.experiments.cnn import CnnSettings
 from blockadapt_experiments.experiments.registry import EXPERIMENTS, get_experiment
-from blockadapt_experiments.running.tuning import grid
+from blockadapt_experiments.running.grids import lr_span
 
 LENET = "mnist-lenet300"
 
@@ -262,6 +262,7 @@ def test_variants_are_different_and_can_be_folders(variants: str) -> None:
 def test_beyond_the_paper_grids_are_fine_and_seeds_many(name: str) -> None:
     for scale in ("laptop", "paper"):
         settings = load(get_experiment(name), scale)
-        rates = grid(settings.tune)
+        span = lr_span(settings.tune)
+        rates = [span.value(number) or 0.0 for number in range(span.points)]
         assert max(above / below for below, above in itertools.pairwise(rates)) <= 3
         assert len(settings.seeds) >= 5

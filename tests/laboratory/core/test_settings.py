@@ -51,7 +51,7 @@ def test_optimizers_may_choose_among_arms_and_set_their_order() -> None:
 
 
 def test_arms_load_back_from_plain_settings() -> None:
-    settings = lenet(arms=(B25, "loose=adam,eps=1,label=Loose, Adam"))
+    settings = lenet(arms=(B25, "loose=adam,eps=1,label=Adam, ε = 1"))
     values = {key: "none" if value is None else json.dumps(value) for key, value in flat(plain(settings)).items()}
     assert lenet(*(f"{key}={value}" for key, value in values.items())) == settings
 

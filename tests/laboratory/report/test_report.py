@@ -7,7 +7,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ pytest.importorskip("matplotlib", reason="needs the `experiments` extra")
 Image = pytest.importorskip("PIL.Image", reason="needs the `experiments` extra")
 
 from blockadapt_experiments.claims.claim import Claim, Verdict  # noqa: E402
+from blockadapt_experiments.commands.demo_plots import STYLE_BY_LABEL  # noqa: E402
 from blockadapt_experiments.core.config import load, plain  # noqa: E402
 from blockadapt_experiments.core.experiment import Experiment  # noqa: E402
+from blockadapt_experiments.drawing.colours import COLOURS, styles_of  # noqa: E402
 from blockadapt_experiments.experiments.registry import get_experiment  # noqa: E402
 from blockadapt_experiments.report import write_report  # noqa: E402
-from blockadapt_experiments.report.figures import y_range  # noqa: E402
+from blockadapt_experiments.report.figures import curve_figure, y_range  # noqa: E402
 from blockadapt_experiments.report.reading import read  # noqa: E402
+from blockadapt_experiments.report.sensitivity import sensitivity_figure  # noqa: E402
 from blockadapt_experiments.report.table import results  # noqa: E402
 from blockadapt_experiments.results import formats  # noqa: E402
 from blockadapt_experiments.results.measurements import Metric  # noqa: E402
@@ -42,7 +45,6 @@ from support.run_records import (  # noqa: E402
 )
 
 Made = tuple[Path, Experiment[Any]]
-COLUMNS = ["loss_final", "loss_best", "loss_oscillation", "epochs_to_target", "seconds_to_target", "seconds"]
 T4, T3 = 3.182446305284263, 4.302652729911275  # Student's t at 0.975, 3 and 2 degrees of freedom
 
 
@@ -83,7 +85,7 @@ def rows_in(path: Path) -> list[dict[str, str]]:
 def test_the_report_is_a_page_pictures_tables_and_a_document(made: Made) -> None:
     out, about = made
     written = write_report(out, about)
-    names = ["loss.png", "accuracy.png", "drawing.png"]
+    names = ["loss.png", "accuracy.png", "drawing.png", "learning-rates.png"]
     beside = [out / "report" / f"mnist-lenet300-{name}" for name in names]
     assert written == [
         out / "report.html",
@@ -153,13 +155,27 @@ def test_only_a_mean_over_every_seed_can_be_the_best(made: Made) -> None:
     assert "(best)" in row["Adam"][0]
 
 
-def test_where_all_are_equal_none_is_the_best(tmp_path: Path) -> None:
-    write_experiment(tmp_path, seeds=[0])
-    for arm, loss in (("adam", 0.25), ("block-adam", 0.125)):
-        write_run(tmp_path, arm, "", 0, rows_of(loss=[loss]), leg=3.0)
-    (first, second) = results(read(tmp_path, experiment())).lines
-    marked = [[column for column, best in zip(COLUMNS, line.best, strict=True) if best] for line in (first, second)]
-    assert marked == [[], ["loss_final", "loss_best"]]
+@pytest.mark.parametrize(
+    ("losses", "marked"),
+    [
+        ([[0.25], [0.125]], []),  # one seed
+        ([[0.25, 0.27, 0.26], [0.125, 0.135, 0.128]], ["block-adam"]),
+        ([[0.25, 0.27, 0.26], [0.125, 0.5, 0.128]], []),  # a lower mean in doubt
+        ([[0.25, 0.75, 1.25], [0.24, 0.74, 1.239]], ["block-adam"]),  # wide intervals, a steady lead on every seed
+        ([[0.5, 0.5], [0.5, 0.5]], []),
+        ([[0.5, 0.6], [0.4, math.nan]], []),
+    ],
+)
+def test_the_best_is_marked_where_its_lead_is_beyond_doubt(
+    tmp_path: Path, losses: list[list[float]], marked: list[str]
+) -> None:
+    write_experiment(tmp_path, seeds=list(range(len(losses[0]))))
+    for arm, values in zip(("adam", "block-adam"), losses, strict=True):
+        for seed, loss in enumerate(values):
+            write_run(tmp_path, arm, "", seed, rows_of(loss=[loss]), leg=3.0)
+    table = results(read(tmp_path, experiment()))
+    final = [column.key for column in table.columns].index("loss_final")
+    assert [line.arm for line in table.lines if line.best[final]] == marked
 
 
 def test_document_says_what_the_page_says_and_links_what_is_there(made: Made) -> None:
@@ -171,10 +187,10 @@ def test_document_says_what_the_page_says_and_links_what_is_there(made: Made) ->
     assert "| **did not hold** |" in text
     assert "commit: 0123456789abcdef" in text
     links = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
-    assert len(links) == 3
+    assert len(links) == 4
     assert all((out / "report" / link).is_file() for link in links)
     widths = {line.count("|") for line in text.split("### Training loss\n\n")[1].split("\n\n")[0].splitlines()}
-    assert widths == {5}
+    assert widths == {6}
 
 
 def test_real_settings_are_compared_with_the_papers_scale(tmp_path: Path) -> None:
@@ -199,6 +215,71 @@ def test_real_settings_are_compared_with_the_papers_scale(tmp_path: Path) -> Non
     assert "Nothing differs" in (paper / "report" / "summary.md").read_text(encoding="utf-8")
 
 
+# Curves as pictures ---------------------------------------------------------------------------------------------------
+
+
+def looks(lines: Iterable[Any]) -> dict[str, tuple[str, list[float]]]:
+    """Colour and dash by label of Matplotlib's lines, dashes in widths of the line."""
+    found = {}
+    for line in lines:
+        dashes = line._dash_pattern[1] or []  # Matplotlib has no public word for it
+        found[line.get_label()] = (line.get_color(), [part / line.get_linewidth() for part in dashes])
+    return found
+
+
+def test_an_optimizer_has_one_colour_and_dash_in_figures_page_and_demo(tmp_path: Path) -> None:
+    arms = ["ggt", "block-adam", "b25", "adam", "block-adam-clip", "sgd"]  # no order of the table
+    about = experiment()
+    write_experiment(tmp_path, optimizers=arms, seeds=[0])
+    for arm in arms:
+        write_run(tmp_path, arm, "", 0, rows_of(loss=[2.0, 1.0], accuracy=[1.0, 2.0]))
+    write_json(
+        tmp_path / "tuned.json",
+        {arm: {"": {"lr": 0.1, "value": 1.0, "objective": "loss", "tried": [[0.1, 1.0], [1.0, None]]}} for arm in arms},
+    )
+    summary = read(tmp_path, about)
+    expected = {
+        summary.label(arm): (COLOURS[style.colour], pytest.approx(style.strokes()))
+        for arm, style in styles_of(arms).items()
+    }
+    curves = {(arm, ""): summary.curve(arm, "loss") for arm in arms}
+    for axes in curve_figure(summary, summary.metrics[0], curves).axes:
+        assert looks(axes.lines) == expected
+    trials = [line for line in sensitivity_figure(summary).axes[0].lines if not line.get_label().startswith("_")]
+    assert looks(trials) == expected
+    page = write_report(tmp_path, about)[0].read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert {arm["label"]: (COLOURS[arm["colour"]], arm["dash"]) for arm in data["arms"]} == expected
+    demo = {"SGD", "Adam", "Block-Adam", "Block-Adam + clip"}
+    assert {label: look["color"] for label, look in STYLE_BY_LABEL.items() if label in demo} == {
+        label: expected[label][0] for label in demo
+    }
+
+
+def test_curves_over_seconds_stand_beside_those_over_steps(made: Made) -> None:
+    summary = read(*made)
+    curves = {(arm, ""): summary.curve(arm, "loss") for arm in summary.arms}
+    steps, seconds = curve_figure(summary, summary.metrics[0], curves).axes
+    assert (steps.get_xlabel(), seconds.get_xlabel()) == ("epoch", "seconds")
+    assert steps.lines[0].get_xdata()[-1] == 20
+    assert seconds.lines[0].get_xdata()[-1] == pytest.approx(20 * 1.1)
+    assert steps.get_ylim() == seconds.get_ylim()
+
+
+def test_every_learning_rate_is_drawn_and_the_chosen_one_ringed(tmp_path: Path) -> None:
+    write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
+    tried = [[0.1, None], [0.01, 0.5], [0.001, 0.9]]
+    record = {"lr": 0.01, "value": 0.5, "objective": "loss", "tried": tried}
+    write_json(tmp_path / "tuned.json", {"adam": {"": record}})
+    figure = sensitivity_figure(read(tmp_path, experiment()))
+    (axes,) = figure.axes
+    curve, ring, lost = axes.lines
+    np.testing.assert_array_equal(curve.get_xydata(), [[0.001, 0.9], [0.01, 0.5], [0.1, np.nan]])
+    np.testing.assert_array_equal(ring.get_xydata(), [[0.01, 0.5]])
+    np.testing.assert_array_equal(lost.get_xydata(), [[0.1, 1.0]])  # at the edge where the loss is worst
+    assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "training loss")
+
+
 # Little or odd data ---------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +295,7 @@ def test_nothing_measured_yet_is_said(tmp_path: Path, browser: Browser) -> None:
     assert browser.problems == []
     text = browser.run("document.body.innerText")
     assert "0 of 6 runs finished" in text
-    assert "No point has been measured yet." in text
+    assert "No curve has been measured yet." in text
     assert "Only 0 of 6 runs are finished." in text
     assert "Cannot tell" in text
 
@@ -237,13 +318,31 @@ def test_a_failed_run_is_told(tmp_path: Path) -> None:
     assert "adam seed 2 failed: MemoryError: too much" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_one_seed_one_point_and_no_times(tmp_path: Path, browser: Browser) -> None:
+def test_one_point_makes_no_chart(tmp_path: Path, browser: Browser) -> None:
     write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
-    write_run(tmp_path, "adam", "", 0, rows_of(loss=[0.5]), leg=None)
+    run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[0.5, 0.4]), leg=None)
+    last = {"epoch": 2, "loss": 0.4, "accuracy": 98.0}
+    (run / "result.json").unlink()
+    write_lines(run / "metrics.jsonl", [{"epoch": 1, "loss": 0.5}, last])
+    written = write_report(tmp_path, experiment())
+    assert [path.name for path in written if path.suffix == ".png"] == ["pretend-loss.png"]
+    browser.open(tmp_path / "report.html", "#metric=accuracy")
+    assert "Every run measured this once" in browser.run("panels.innerText")
+    write_lines(run / "metrics.jsonl", [last])
+    written = write_report(tmp_path, experiment())
+    assert not [path for path in written if path.suffix == ".png"]
+    browser.open(tmp_path / "report.html")
+    assert browser.problems == []
+    assert not browser.run("document.querySelectorAll('svg[tabindex]').length")
+
+
+def test_one_seed_and_no_times(tmp_path: Path, browser: Browser) -> None:
+    write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
+    write_run(tmp_path, "adam", "", 0, rows_of(loss=[0.5, 0.25]), leg=None)
     write_report(tmp_path, experiment(metrics=(Metric("loss", "loss", better=None),), target=None))
     browser.open(tmp_path / "report.html", "#x=seconds")
     assert browser.problems == []
-    assert browser.run("document.querySelectorAll('.panel .dot').length") == 1
+    assert lines(browser) == ["adam"]
     assert not browser.run("'x' in document.getElementById('controls').elements")
     assert browser.run("state.x") == "axis"
 
@@ -440,8 +539,8 @@ def test_metric_of_curves_and_table_switch_together(made: Made, browser: Browser
     heads = (
         "[...document.querySelectorAll('#results th[scope=col]')].filter((th) => !th.hidden).map((th) => th.innerText)"
     )
-    names = ["Optimizer", "lr", "Final", "Best", "Oscillation", "Epochs to target", "Seconds to target", "Seconds"]
-    assert browser.run(heads) == [*names, "State MB", "Seeds"]
+    names = ["Optimizer", "lr", "Final", "At equal time", "Best", "Oscillation"]
+    assert browser.run(heads) == [*names, "Epochs to target", "Seconds to target", "Seconds", "State MB", "Seeds"]
     browser.run(
         "document.querySelector('#table-metric').value = 'loss';"
         "document.querySelector('#table-metric').dispatchEvent(new Event('change', { bubbles: true }))"
@@ -476,6 +575,15 @@ def test_seeds_are_drawn_when_asked_for(made: Made, browser: Browser) -> None:
 def test_a_diverged_curve_has_no_band(made: Made, browser: Browser) -> None:
     browser.open(made[0] / "report.html")
     assert browser.run("document.querySelectorAll('.band').length") == 4
+
+
+def test_on_a_log_axis_curves_are_geometric_means_and_bands_have_a_lower_end(made: Made, browser: Browser) -> None:
+    browser.open(made[0] / "report.html", "#off=ggt")
+    band = read(*made).curve("rmsprop", "loss").band(log=True)
+    drawn = browser.run("shownCurves().find((c) => data.arms[c.series.arm].name === 'rmsprop').points")
+    for key, values in (("y", band.middle), ("low", band.low), ("high", band.high)):
+        assert [point[key] for point in drawn] == pytest.approx(values, rel=1e-4)
+    assert "NaN" not in browser.run("document.querySelector('.band').getAttribute('d')")
 
 
 def test_pointing_reads_the_numbers_of_the_table(made: Made, browser: Browser) -> None:
@@ -657,7 +765,7 @@ def test_page_prints_with_everything_opened(made: Made, browser: Browser) -> Non
 
 def band(*values: float, half: float = 0.0) -> tuple[np.ndarray, Band]:
     mean = np.array(values)
-    return np.arange(1.0, mean.size + 1), Band(mean, np.full(mean.size, half), np.full(mean.size, 3))
+    return np.arange(1.0, mean.size + 1), Band(mean, mean - half, mean + half, np.full(mean.size, 3))
 
 
 def test_an_axis_shows_all_means_and_as_much_of_the_bands_as_does_not_flatten_them() -> None:

@@ -80,27 +80,55 @@ def test_curves_line_up_seeds_that_measured_at_different_points(tmp_path: Path) 
     np.testing.assert_array_equal(curve.values, [[4, np.nan, 2], [np.nan, 3, np.nan]])
     np.testing.assert_array_equal(curve.seconds, [[0.5, np.nan, 1.0], [np.nan] * 3])
     band = curve.band()
-    np.testing.assert_array_equal(band.mean, [4, 3, 2])
+    np.testing.assert_array_equal(band.middle, [4, 3, 2])
     np.testing.assert_array_equal(band.n, [1, 1, 1])
-    assert np.isnan(band.half).all()
+    assert np.isnan([band.low, band.high]).all()
+    np.testing.assert_array_equal(curve.mean_seconds(), [0.5, np.nan, 1.0])
 
 
 def test_equal_values_have_no_spread() -> None:
     values = np.array([[0.1, 1e-9, np.nan], [0.1, 1e-9, 0.7], [0.1, 1e-9, 0.7], [np.inf, 1e-9, 0.7]])
     curve = Curve(np.arange(3.0), values, [1, 2, 3, 4], values)
-    mean, half, n = curve.band()
-    np.testing.assert_array_equal(mean, [0.1, 1e-9, 0.7])
-    np.testing.assert_array_equal(half, [0, 0, 0])
-    np.testing.assert_array_equal(n, [3, 4, 3])
+    band = curve.band()
+    for line in (band.middle, band.low, band.high):
+        np.testing.assert_array_equal(line, [0.1, 1e-9, 0.7])
+    np.testing.assert_array_equal(band.n, [3, 4, 3])
     assert interval([0.1, 0.1, 0.1]) == (0.1, 0.0)
 
 
 def test_the_band_is_the_interval_of_every_point(out: Path) -> None:
     curve = read(out, experiment()).curve("adam", "loss")
     band = curve.band()
-    pairs = [interval(column) for column in LOSSES.T]
-    np.testing.assert_array_equal(np.stack([band.mean, band.half]), np.transpose(pairs))
+    mean, half = np.transpose([interval(column) for column in LOSSES.T])
+    np.testing.assert_array_equal(np.stack([band.middle, band.low, band.high]), [mean, mean - half, mean + half])
     np.testing.assert_array_equal(band.n, [3] * 5)
+
+
+def test_on_a_log_axis_the_band_is_the_interval_of_the_logarithms() -> None:
+    values = np.array([[1e-4, 1.0, 0.0], [1e-4, 2.0, 4.0], [1e-2, 4.0, 9.0]])
+    curve = Curve(np.arange(3.0), values, [1, 2, 3], values)
+    assert curve.band().low[0] < 0  # for which a log axis has no place
+    band = curve.band(log=True)
+    mean, half = interval(np.log([1.0, 2.0, 4.0]))
+    assert [band.low[1], band.middle[1], band.high[1]] == pytest.approx(np.exp([mean - half, mean, mean + half]))
+    assert band.middle[1] == pytest.approx(2)
+    assert (band.low > 0).all()
+    assert (band.middle[2], band.n[2]) == (pytest.approx(6), 2)  # of those that the axis can show
+
+
+def test_equal_time_is_when_the_fastest_arm_had_finished(tmp_path: Path) -> None:
+    write_experiment(tmp_path, seeds=[0, 1])
+    for seed in (0, 1):
+        write_run(tmp_path, "adam", "", seed, rows_of(loss=[4.0, 3.0, 2.0]), leg=1.0 + seed)  # until 3 and 6 s
+        write_run(tmp_path, "block-adam", "", seed, rows_of(loss=[1.0, 0.5, 0.25]), leg=5.0 + 2 * seed)
+    summary = read(tmp_path, experiment())
+    assert summary.equal_time() == 6
+    np.testing.assert_array_equal(summary.at_equal_time("adam", "loss"), [2, 2])
+    np.testing.assert_array_equal(summary.at_equal_time("block-adam", "loss"), [1, np.nan])  # 7 s for its first epoch
+
+
+def test_one_arm_has_no_equal_time(out: Path) -> None:
+    assert math.isnan(read(out, experiment()).equal_time())
 
 
 def test_an_arm_without_runs_is_empty_and_not_an_error(out: Path) -> None:
@@ -108,7 +136,7 @@ def test_an_arm_without_runs_is_empty_and_not_an_error(out: Path) -> None:
     assert summary.arms == ["adam", "block-adam"]
     curve = summary.curve("block-adam", "loss")
     assert (curve.x.size, curve.values.shape, curve.seeds) == (0, (0, 0), [])
-    assert curve.band().mean.size == 0
+    assert curve.band().middle.size == 0
     for values in (
         summary.final("block-adam", "loss"),
         summary.best("block-adam", "loss"),

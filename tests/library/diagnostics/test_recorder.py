@@ -25,6 +25,7 @@ from blockadapt import (
     BlockRMSprop,
     IndexGroups,
     NonFiniteGradientError,
+    SpectralFunction,
     SpectrumClip,
     plan,
 )
@@ -55,6 +56,8 @@ COLUMNS = [
     "coordinates",
     "clipped_low",
     "clipped_high",
+    "final_lr",
+    "measured_lr",
     "step_norm",
 ]
 
@@ -808,3 +811,51 @@ def test_bad_arguments_are_refused_in_one_sentence(case: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
         make()
     assert str(error.value) == message
+
+
+# ------------------------------------------------------------------------------------------------------ what clips show
+
+
+@each_backend
+def test_the_recorder_shows_what_an_auto_clip_measures_and_uses(backend: str) -> None:
+    """RMSprop moves by g itself, so P g is the step: only with the α* of that step is it as long."""
+    torch.manual_seed(0)
+    params = [Parameter(torch.randn(7, 4, dtype=torch.float64)), Parameter(torch.randn(5, dtype=torch.float64))]
+    optimizer = BlockRMSprop(params, lr=0.02, block_size=3, clip=SpectrumClip("auto", 2.0), backend=backend)
+    (group,) = optimizer.param_groups
+    recorder = SpectrumRecorder(optimizer, every=1)
+    used = []
+    for _ in range(6):
+        for param in params:
+            param.grad = torch.randn_like(param)
+        used.append(optimizer.final_lr(group))
+        optimizer.step()
+    totals = [row for row in recorder.history if row["parameter"] == "total"]
+    assert [row["final_lr"] for row in totals][1:] == used[1:]
+    assert used[0] is None
+    assert math.isnan(totals[0]["final_lr"])
+    weights = 0.999 ** np.arange(6)[::-1]
+    measured = np.array([row["measured_lr"] for row in totals])
+    assert optimizer.final_lr(group) == pytest.approx(weights @ measured / weights.sum(), rel=1e-10)
+    for row in recorder.history:
+        assert row["step_norm"] == pytest.approx(math.sqrt(row["term_a"]), rel=1e-10)
+
+
+def test_what_is_clipped_is_the_users_own_spectral_function_above_the_floor() -> None:
+    """V has rank one: without the floor, what lies in its null space would count as clipped high."""
+
+    class Linear(SpectralFunction):
+        def torch(self, eigenvalues: Tensor, lr: Tensor, damping: Tensor) -> Tensor:
+            return lr / (1e6 * eigenvalues + damping)
+
+    class BlockLinear(BlockAdam):
+        spectral_function = Linear()
+
+    param = Parameter(torch.zeros(4, 1))
+    optimizer = BlockLinear([param], lr=1.0, block_size=4, eps=1e-9, clip=SpectrumClip(1.0, 1e-1))
+    recorder = SpectrumRecorder(optimizer, every=1)
+    param.grad = torch.tensor([[3.0], [4.0], [0.0], [0.0]])
+    optimizer.step()
+    # λ = 25 gives 4e-7, below; three eigenvalues at the floor of 25 ε/2 = 1.5e-6 give 6.7, between 0.09 and 11
+    row = recorder.history[-1]
+    assert (row["clipped_low"], row["clipped_high"]) == (0.25, 0.0)

@@ -364,7 +364,7 @@ TAMPERED: dict[str, tuple[Spoil, str]] = {
     ),
     "other format": (
         lambda s: s["param_groups"][0].update(blockadapt_format=1),
-        "`state_dict` must be of format 1, which this version reads, got 2.",
+        "`state_dict` must be of format 2, which this version reads, got 1.",
     ),
     "missing option": (
         lambda s: s["param_groups"][0].pop("eps"),
@@ -419,7 +419,7 @@ def test_the_state_of_a_torch_optimizer_is_refused(
     theirs = source(parameters((4, 3), (3,)), lr=0.1)
     give_gradients_(theirs.param_groups[0]["params"], 1)
     theirs.step()
-    message = rf"^{cls.__name__}\.load_state_dict: `state_dict` must be of format 1.* got one without a format; another"
+    message = rf"^{cls.__name__}\.load_state_dict: `state_dict` must be of format 2.* got one without a format; another"
     refused(cls(parameters((4, 3), (3,))), theirs.state_dict(), message)
 
 

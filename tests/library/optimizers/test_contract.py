@@ -266,7 +266,7 @@ def test_a_scheduler_works_on_a_tensor_lr(make: Scheduler) -> None:
 
 @every_scheduler
 def test_no_scheduler_moves_the_lr_that_clip_bounds_are_measured_against(make: Scheduler) -> None:
-    """α* = final_lr · lr / base_lr, where base_lr is the lr the group was made with."""
+    """α* = final_lr · lr / peak_lr, where peak_lr is the largest lr so far, that of the constructor included."""
     params = parameters((4, 3), (3,))
     optimizer = BlockAdam(params, lr=0.05, clip=OPEN)
     lrs = scheduled_lrs(optimizer, make, lambda t: run(optimizer, [t]))

@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from blockadapt.kernels.cpu.jit import inlined, jit
-from blockadapt.kernels.cpu.simd import broadcast, fma, load, maximum, minimum, select, store, total, widen
+from blockadapt.kernels.cpu.simd import (
+    broadcast,
+    fma,
+    load,
+    maximum,
+    minimum,
+    power_of_two,
+    select,
+    store,
+    total,
+    widen,
+)
 from blockadapt.kernels.cpu.spectral import evaluate
 from blockadapt.kernels.cpu.tables import TERM
+from blockadapt.kernels.cpu.thresholds import thresholds
 from blockadapt.kernels.cpu.tile_io import from_lanes_, to_lanes_
 
 
@@ -15,8 +27,8 @@ from blockadapt.kernels.cpu.tile_io import from_lanes_, to_lanes_
 def effective_(n: int, d: Any, y: Any, terms: Any, sums: Any, form: Any, L: int) -> None:
     """y ← s(λ) y with s = clip(f(λ / correction), lower, upper), λ no less than resolution · λ_max.
 
-    Where there is room for `sums`, each lane's Σ f(λ) y² / c and Σ y² / c² go there, c being m's correction: see
-    `contract.Tally`. They are float64, where no square is lost.
+    Where there is room for `sums`, each lane's Σ f(λ) y² and Σ y² go there, see `contract.Tally`. They are summed in
+    units of λ_max, so that no square is lost, and are float64 in the end.
     """
     f = d.dtype.type
     largest = broadcast(f(0))
@@ -31,16 +43,17 @@ def effective_(n: int, d: Any, y: Any, terms: Any, sums: Any, form: Any, L: int)
             s = evaluate(form, maximum(load(d, i * L), floor) * unbias, lr, damping)
             store(y, i * L, load(y, i * L) * minimum(maximum(s, lower), upper))
         return
-    along, square = broadcast(0.0), broadcast(0.0)
+    along, square = broadcast(f(0)), broadcast(f(0))
+    unit = power_of_two(maximum(largest, broadcast(f(thresholds(d).least_normal))))
+    inverse = broadcast(f(1)) / unit
     for i in range(n):
         s = evaluate(form, maximum(load(d, i * L), floor) * unbias, lr, damping)
         row = load(y, i * L)
-        power = widen(row) * widen(row)
-        along, square = fma(widen(s), power, along), square + power
+        power = row * inverse * row
+        along, square = fma(s, power, along), square + power
         store(y, i * L, row * minimum(maximum(s, lower), upper))
-    c = widen(load(terms, TERM.first.correction * L))
-    store(sums, 0, along / c)
-    store(sums, L, square / (c * c))
+    store(sums, 0, widen(along) * widen(unit))
+    store(sums, L, widen(square) * widen(unit))
 
 
 @inlined

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batch, Kernel, Segment
+from blockadapt.kernels.contract import Batch, Kernel, Segment, alike
 from blockadapt.kernels.layout import MAX_TILED
 from blockadapt.kernels.refresh import decomposed
 from blockadapt.spectrum import InverseRoot
@@ -33,12 +33,14 @@ class NumbaKernel(Kernel):
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> NumbaChange:
         """See `Kernel.prepare`."""
-        groups = [segments] if self._are_known(batch, segments) else _work().alike(segments)
-        return NumbaChange([self._work_list(batch, alike) for alike in groups], segments)
+        groups = [segments] if self._are_known(batch, segments) else alike(segments)
+        return NumbaChange([self._work_list(batch, each) for each in groups], segments)
 
     def _are_known(self, batch: Batch, segments: Sequence[Segment]) -> bool:
         """Whether these are all segments of one work list, in its order."""
         first = segments[0]
+        if first.tally is not None and len(alike(segments)) > 1:
+            return False
         if any(segment.refresh != first.refresh or segment.tally is not first.tally for segment in segments):
             return False
         work_list = self._work_lists.get((batch, first.place.keeps, first.refresh, first.tally))

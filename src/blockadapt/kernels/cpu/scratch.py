@@ -25,7 +25,7 @@ Rows have one number a lane; a row of float32 is two cache lines. `triangle` is 
     y              m, then Uᵀm, then the step                         log     cosine and sine of each rotation
     h              1/h of each reflection; u, q belong to one         ends    the last row of each sweep
     where, steps   addresses of each lane's block, byte strides       blank   a block of zeros, for lanes without one
-    sums           pᵀm̂ and m̂ᵀm̂ of each lane; no room where nobody measures
+    sums           Σ f(λ) y² and Σ y² of each lane; no room where nobody measures
     aside          the same while Jacobi's method solves a single lane
 """
 

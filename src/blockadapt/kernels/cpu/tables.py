@@ -4,7 +4,7 @@
     extents        [segments, 5]            which blocks and how many coordinates lie there
     coefficients   [segments, TERMS]        the step's numbers, in the order of `contract.TERMS`
     starts         [segments + 1]           the number of each segment's first block
-    sums           [2, counted]             float64: pᵀm̂ and m̂ᵀm̂ of each tile, where someone measures
+    sums           [2, counted]             float64: Σ f(λ) y² and Σ y² of each tile, where someone measures
     entries        [ENTRIES]                all else, and the addresses of the others
 
 `TERM.second.decay` is a column of the coefficients, `ENTRY.n` an entry: the NamedTuples that name them, filled with

@@ -15,26 +15,18 @@ from torch import Tensor
 from blockadapt.kernels.contract import Batch, Place, Segment, Tally
 from blockadapt.kernels.cpu import thresholds
 from blockadapt.kernels.cpu.compilation import compiled
-from blockadapt.kernels.cpu.safety import OWNER, check_place, gradient_addresses, span_bytes
 from blockadapt.kernels.cpu.scratch import LINE, offsets
 from blockadapt.kernels.cpu.spectral import Form
 from blockadapt.kernels.cpu.step import worker
 from blockadapt.kernels.cpu.tables import ADDRESS, ENTRY, GRAD, TENSORS, TERMS, Entries, Extents
 from blockadapt.kernels.cpu.threads import ready, run_on_threads
 from blockadapt.kernels.layout import TILE
+from blockadapt.kernels.safety import check_place, gradient_addresses, reach_bytes
 from blockadapt.spectrum import InverseRoot, SpectralFunction
 from blockadapt.validation import refusal
 
+OWNER = "NumbaKernel"
 _REALS = {torch.float32: np.float32, torch.float64: np.float64}
-
-
-def alike(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Segments that keep the same state and do the same thing: one call each, and almost always one in all."""
-    together: dict[tuple[object, ...], list[Segment]] = {}
-    for segment in segments:
-        if segment.place.num_blocks:
-            together.setdefault((segment.place.keeps, segment.refresh, segment.tally), []).append(segment)
-    return list(together.values())
 
 
 class WorkList:
@@ -45,12 +37,12 @@ class WorkList:
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         for place in places:
-            check_place(place, batch)
+            check_place(OWNER, place, batch)
         real = _REALS[batch.dtype]
         self._batch = batch
         self._places = [weakref.ref(place) for place in places]
         self._offsets = np.array([place.offset * place.x.itemsize for place in places], dtype=np.int64)
-        self._reaches = self._offsets + np.array([span_bytes(place.x) for place in places], dtype=np.int64)
+        self._reaches = np.array([reach_bytes(place) for place in places], dtype=np.int64)
         self._worker = worker_for(real, lanes_form(batch.function)).ctypes
         pieces = _pieces(places)
         self._of = [i for i, _ in pieces]
@@ -93,10 +85,11 @@ class WorkList:
     def fill_in_(self, segments: Sequence[Segment]) -> None:
         """What each step brings anew; nothing is left then that could raise."""
         _, grads, _, coefficients, _ = zip(*segments, strict=True)
-        addresses = self._offsets + gradient_addresses(grads, self._batch.dtype, self._reaches)
+        addresses = self._offsets + gradient_addresses(OWNER, grads, self._batch, self._reaches)
         self._tensors[:, GRAD, ADDRESS] = addresses[self._of]
         one = len({*map(id, coefficients)}) == 1  # all at the same step, as almost always
         self._coefficients[:] = coefficients[0].terms if one else [coefficients[i].terms for i in self._of]
+        self._correction = coefficients[0].first.correction  # those that are measured together have it in common
         threads = torch.get_num_threads()
         if threads != self._threads:
             self._share_out_(threads)
@@ -119,7 +112,7 @@ class WorkList:
         run_on_threads(self._worker, self._at, self._workers)
         if self._tally is not None:
             np.sum(self._sums, axis=1, out=self._pair.numpy())
-            self._tally.add(self._pair)
+            self._tally.add(self._pair, self._correction)
 
     @property
     def by_jacobi(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batch, Change, Kernel, Segment
+from blockadapt.kernels.contract import Batch, Change, Kernel, Segment, alike
 from blockadapt.kernels.layout import MAX_TILED
 from blockadapt.kernels.refresh import decomposed
 from blockadapt.spectrum import InverseRoot
@@ -40,7 +40,7 @@ class TritonKernel(Kernel):
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> Change:
         """See `Kernel.prepare`."""
-        launches: Change = _work().Launches([self._work_list(batch, a).ready(a) for a in _work().alike(segments)])
+        launches: Change = _work().Launches([self._work_list(batch, a).ready(a) for a in alike(segments)])
         return launches
 
     def _work_list(self, batch: Batch, segments: Sequence[Segment]) -> Any:

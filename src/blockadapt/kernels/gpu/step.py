@@ -38,7 +38,6 @@ X_BY, M_BY, V_BY, LARGEST_BY = (_column(f"{name}.major") for name in ("x", "m", 
 K, MINOR, NUM_BLOCKS, FIRST, GRAD = (_column(name) for name in ("k", "minor", "num_blocks", "first tile", "grad"))
 SIGN, COUPLED, SHRINK = (_column(f"descent.{term}") for term in ("sign", "coupled", "shrink"))
 BETA, DECAY, WEIGHT = _column("first.beta"), _column("second.decay"), _column("second.weight")
-FIRST_CORRECTION = _column("first.correction")
 LR, CORRECTION, DAMPING, LOWER, UPPER, RESOLUTION = (
     _column(f"spectrum.{term}") for term in ("lr", "correction", "damping", "lower", "upper", "resolution")
 )
@@ -83,11 +82,10 @@ def clipped(f, row, REAL: tl.constexpr):
 
 
 @triton.jit
-def tally_(sums, tile, tiles, along, square, row):
-    """Write pᵀm̂ and m̂ᵀm̂ of a tile, from each lane's Σ f(λ) y² and Σ y²; see `contract.Tally`."""
-    c = term(row, FIRST_CORRECTION, tl.float64)
-    tl.store(sums + tile, tl.sum(along / c, 0))
-    tl.store(sums + tiles + tile, tl.sum(square / (c * c), 0))
+def tally_(sums, tile, tiles, along, square):
+    """Write Σ f(λ) y² and Σ y² of a tile, from those of each lane; see `contract.Tally`."""
+    tl.store(sums + tile, tl.sum(along, 0))
+    tl.store(sums + tiles + tile, tl.sum(square, 0))
 
 
 @triton.jit
@@ -259,7 +257,7 @@ def advance(
             tl.store(y + i * LANES, clipped(f, row, REAL) * y_i)
         if MEASURED:  # what did not converge is counted when it is redone
             lost = tl.where(finite, 0.0, float("nan")).to(tl.float64)
-            tally_(sums, tile, tiles, tl.where(solved, along, lost), tl.where(solved, square, lost), row)
+            tally_(sums, tile, tiles, tl.where(solved, along, lost), tl.where(solved, square, lost))
 
         solver.undiagonalise_(n, y, log, sweeps, LANES)
         solver.reverse_(n, y, ascending, LANES)
@@ -346,7 +344,7 @@ def turn(
         if MEASURED:
             power = tl.where(finite[None, :], y, float("nan")).to(tl.float64)
             power = tl.where(index < n, power * power, 0.0)
-            tally_(sums, tile, tiles, tl.sum(f.to(tl.float64) * power, 0), tl.sum(power, 0), row)
+            tally_(sums, tile, tiles, tl.sum(f.to(tl.float64) * power, 0), tl.sum(power, 0))
         y = tl.where(index < n, clipped(f, row, REAL) * y, 0.0)
         basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)
         for back in range(n - 1):
@@ -430,10 +428,9 @@ def redo(
             d = tl.sum(amsgrad(d[:, None], i, largest_at + alone, by, alone == 0, n), 1)
         f = unclipped(d, tl.max(tl.maximum(d, 0.0), 0), row, REAL)
         if MEASURED:
-            c = term(row, FIRST_CORRECTION, tl.float64)
             power = tl.where(index < n, y * y, 0.0)
-            tl.atomic_add(sums + code // LANES, tl.sum(f.to(tl.float64) * power, 0) / c)
-            tl.atomic_add(sums + tiles + code // LANES, tl.sum(power, 0) / (c * c))
+            tl.atomic_add(sums + code // LANES, tl.sum(f.to(tl.float64) * power, 0))
+            tl.atomic_add(sums + tiles + code // LANES, tl.sum(power, 0))
         s = tl.where(index < n, clipped(f, row, REAL), 0.0)
         tl.store(x_at, x - tl.sum(U * (s * y)[None, :], 1).to(REAL), mask=exists)
         if HAS_BASIS:

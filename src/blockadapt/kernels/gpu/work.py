@@ -16,9 +16,10 @@ from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Place, Segment, Tally
 from blockadapt.kernels.gpu import step
-from blockadapt.kernels.gpu.safety import check_place, gradient_address
+from blockadapt.kernels.safety import check_place, gradient_addresses, reach_bytes
 from blockadapt.kernels.transfer import is_capturing, sent, term_table
 
+OWNER = "TritonKernel"
 _REALS = {torch.float32: tl.float32, torch.float64: tl.float64}
 _ADDRESSES = ("x", "m", "second_moment", "largest", "basis", "eigenvalues")
 _STRIDED = ("x", "m", "second_moment", "largest")
@@ -36,14 +37,6 @@ SCRATCH = 1 << 27
 def launches_on(device: torch.device) -> bool:
     """Whether Triton can launch on this device."""
     return device.type == "cpu" if INTERPRETED else device.type in ("cuda", "xpu")
-
-
-def alike(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Segments that keep the same state and do the same thing: one launch each, and almost always one in all."""
-    together: dict[tuple[object, ...], list[Segment]] = {}
-    for segment in segments:
-        together.setdefault((segment.place.keeps, segment.refresh, segment.tally), []).append(segment)
-    return list(together.values())
 
 
 def sweeps_allowed(n: int) -> int:
@@ -78,6 +71,7 @@ class Step(NamedTuple):
     launches: list[Launch]
     tally: Tally | None
     sums: Tensor
+    correction: float
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ class Launches:
                 for launch in step_.launches:
                     launch.run()
             if step_.tally is not None:
-                step_.tally.add(step_.sums)
+                step_.tally.add(step_.sums, step_.correction)
 
 
 class WorkList:
@@ -104,8 +98,10 @@ class WorkList:
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         for place in places:
-            check_place(place, batch)
+            check_place(OWNER, place, batch)
         self._places = [weakref.ref(place) for place in places]
+        self._reaches = np.array([reach_bytes(place) for place in places])
+        self._offsets = np.array([place.offset * place.x.itemsize for place in places])
         self._batch, self._refresh, self._keeps, self._tally = batch, refresh, places[0].keeps, tally
         self._lanes = lanes_on(batch.device, max(place.num_blocks for place in places))
         tiles = [triton.cdiv(place.num_blocks, self._lanes) for place in places]
@@ -126,7 +122,8 @@ class WorkList:
     def ready(self, segments: Sequence[Segment]) -> Step:
         """This step's launches, compiled; the table of its gradients and coefficients is on its way to the device."""
         batch = self._batch
-        grads = [gradient_address(segment.place, segment.grad, batch) for segment in segments]
+        begins = gradient_addresses(OWNER, [segment.grad for segment in segments], batch, self._reaches)
+        grads = (begins + self._offsets).tolist()
         with _on(batch.device):
             terms = term_table([segment.coefficients for segment in segments], batch.device, torch.float64)
             table = torch.cat([self._table, _column(grads, batch.device), terms.view(torch.int64)], dim=1)
@@ -136,7 +133,8 @@ class WorkList:
                 for launch in launches:
                     launch.compile()
                 self._compiled = True
-        return Step(batch.device, launches, self._tally, sums)
+        correction = 1.0 if self._tally is None else float(segments[0].coefficients.first.correction)
+        return Step(batch.device, launches, self._tally, sums, correction)
 
     def _launches(self, table: Tensor, sums: Tensor) -> list[Launch]:
         n, dtype, device, _ = self._batch

@@ -92,6 +92,7 @@ def _draw_reconstructions(
     panel = figure.subplots()
     _show(panel, np.stack(rows))
     panel.set_yticks(_middles(len(rows), rows[0].shape[-1]), labels, fontsize=8)
+    panel.set_xlabel("images", fontsize=8)
     return write_png(figure, directory / f"tcvae-reconstructions-{variant.replace('=', '-')}.png")
 
 
@@ -100,7 +101,7 @@ def _draw_traversals(summary: Summary, variant: str, found: dict[str, dict[str, 
     columns = min(len(found), ABREAST)
     lines = math.ceil(len(found) / columns)
     latents = len(next(iter(found.values()))["latent_kl"])
-    size = (3.4 * columns, 0.8 + lines * (0.5 + 0.41 * latents))
+    size = (3.4 * columns, 0.8 + lines * (0.9 + 0.41 * latents))
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     head = f"Traversals, {_beta(variant)}: each latent from {SPAN[0]:g} to {SPAN[-1]:g}, with its mean KL in nats"
     figure.suptitle(f"{head}\n{_data(summary)}", fontsize=10)
@@ -110,6 +111,9 @@ def _draw_traversals(summary: Summary, variant: str, found: dict[str, dict[str, 
         _show(panel, arrays["traversals"][order])
         names = [f"z{latent + 1}  {arrays['latent_kl'][latent]:.2g}" for latent in order]
         panel.set_yticks(_middles(latents, arrays["traversals"].shape[-1]), names, fontsize=7)
+        panel.set_xticks(_middles(len(SPAN), arrays["traversals"].shape[-1]), [f"{z:.2g}" for z in SPAN], fontsize=7)
+        panel.set_xlabel("value of the latent", fontsize=8)
+        panel.set_ylabel("latent, mean KL (nats)", fontsize=8)
         panel.set_title(summary.label(arm), fontsize=9)
     for panel in panels[len(found) :]:
         panel.set_visible(False)
@@ -127,7 +131,7 @@ def _show(panel: Any, images: np.ndarray) -> None:
 
 
 def _middles(rows: int, side: int) -> np.ndarray:
-    """Compute where the rows of `_show` have their middles."""
+    """Compute where the rows, or columns, of `_show` have their middles."""
     return (np.arange(rows) + 0.5) * (side + 1)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patheffects import Normal, Stroke
 
+from blockadapt_experiments.drawing.colours import styles_of
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.summary import Summary
 
@@ -27,12 +29,8 @@ STARTS = 6
 GRID_REACH = 2.0
 """How much further the grid of a landscape reaches than the starts of paths."""
 
-PATHS: tuple[dict[str, Any], ...] = (
-    {"color": "#D55E00", "linestyle": "-"},
-    {"color": "#FFFFFF", "linestyle": "-"},
-    {"color": "#56B4E9", "linestyle": "--"},
-)
-"""Two of Okabe and Ito's colours and white: all stand out from the map."""
+OUTLINED = [Stroke(linewidth=2.6, foreground="#FFFFFF"), Normal()]
+"""A white edge, with which every colour stands out from the map."""
 
 
 def contours(panel: Any, first: np.ndarray, second: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> Any:
@@ -91,14 +89,17 @@ def draw_paths(summary: Summary, directory: Path) -> Sequence[Path]:
             loss, centre = paths[0]["loss"], paths[0]["centre"]
             offsets = GRID_REACH * summary.settings["reach"] * np.linspace(-1, 1, len(loss))
             painted = contours(panel, centre[0] + offsets, centre[1] + offsets, loss, level_set([loss]))
-            for number, run in enumerate(paths):
-                style = PATHS[number % len(PATHS)]
-                panel.plot(*run["path"].T, linewidth=1, **style)
-                panel.plot(*run["path"][0], marker="o", markersize=4, color=style["color"])
+            colour = styles_of(summary.arms)[arm].line()["color"]
+            for run in paths:
+                panel.plot(*run["path"].T, linewidth=1, color=colour, path_effects=OUTLINED)
+                panel.plot(*run["path"][0], marker="o", markersize=4, color=colour, path_effects=OUTLINED)
             panel.plot(*centre, marker="x", color="#FFFFFF")
             panel.set_xlim(centre[0] + offsets[0], centre[0] + offsets[-1])
             panel.set_ylim(centre[1] + offsets[0], centre[1] + offsets[-1])
             panel.set_title(f"{summary.label(arm)}, {variant}", fontsize=10)
+            first, second = map(str, paths[0].get("edges", ("first weight", "second weight")))
+            panel.set_xlabel(first)
+            panel.set_ylabel(second)
         figure.colorbar(painted, ax=list(row), label="loss", format="%.3g")
     return [write_png(figure, directory / "toy-trajectories.png")]
 

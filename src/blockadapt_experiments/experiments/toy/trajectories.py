@@ -99,6 +99,11 @@ class Landscape:
         """The true values [2]."""
         return self.problem.truth[self.pair]
 
+    @property
+    def edges(self) -> list[str]:
+        """The names of the two weights."""
+        return [str(self.problem.edges[i]) for i in self.pair]
+
     def loss(self, point: Array) -> Array:
         """Compute the loss at points […, 2]."""
         return self.problem.loss(with_pair(self.problem.truth, self.pair, point))
@@ -188,7 +193,8 @@ class TrajectoryTask:
         }
         centre = self._landscape.centre
         grid = square(centre, GRID_REACH * self._settings.reach, GRID)
-        return Outcome(found, {"path": path, "loss": self._landscape.loss(grid), "centre": centre})
+        arrays = {"path": path, "loss": self._landscape.loss(grid), "centre": centre}
+        return Outcome(found, {**arrays, "edges": np.array(self._landscape.edges)})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the point, its optimizer and the path so far; the rest follows from the settings, variant and seed."""

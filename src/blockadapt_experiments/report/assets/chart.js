@@ -2,10 +2,9 @@
 // What is shown is in `data`, which the page carries, and `state`, which `page.js` changes.
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
-const DASHES = ["", "9 3.5", "2.5 2.5", "11 3 2.5 3"];
 const MARGIN = { top: 8, right: 18, bottom: 38, left: 56 };
 const initial = {
-  metric: data.metrics[0]?.key ?? "", variant: "", y: "", x: "axis", from: "", to: "", seeds: "", off: "",
+  metric: data.series[0]?.metric ?? "", variant: "", y: "", x: "axis", from: "", to: "", seeds: "", off: "",
 };
 const state = { ...initial };
 
@@ -28,11 +27,12 @@ function element(name, attributes = {}, ...children) {
   return node;
 }
 
-const colour = (arm) => `var(--c${arm % 7})`;
+// Colour and dash are the optimizer's own, as in every other plot; the page has the colours for light and for dark.
+const colour = (arm) => `var(--c${data.arms[arm].colour})`;
 
 function stroked(node, arm) {
   node.style.stroke = colour(arm);
-  if (DASHES[arm % 4]) node.style.strokeDasharray = DASHES[arm % 4];
+  if (data.arms[arm].dash.length) node.style.strokeDasharray = data.arms[arm].dash.map((part) => 1.6 * part).join(" ");
   return node;
 }
 
@@ -62,9 +62,11 @@ function number(value, digits = 4) {
   return `${String(Number(mantissa)).replace("-", "−")}e${Number(exponent)}`;
 }
 
-// A mean with the half width of its interval, which is given two digits; as in the table.
-function estimate(mean, half) {
-  if (half === null) return number(mean);
+// A mean with the half width of its interval, which is given two digits; as in the table. Of a geometric mean the ends.
+function estimate({ y, spread, low, high }) {
+  if (spread === null) return number(y);
+  if (isLog()) return `${number(y, 3)} (${number(low, 3)} – ${number(high, 3)})`;
+  const [mean, half] = [y, spread];
   const decimals = half ? Math.max(0, 1 - Math.floor(Math.log10(half))) : 4;
   if (decimals > 6 || Math.abs(mean) >= 1e6) return `${number(mean)} ± ${number(half, 2)}`;
   return `${fixed(mean, decimals)} ± ${fixed(half, decimals)}`;
@@ -101,12 +103,19 @@ function logTicks(low, high) {
 
 // Points --------------------------------------------------------------------------------------------------------------
 
-// The points of a curve in the units of the horizontal axis that is chosen.
+// The points of a curve in the units of the horizontal axis that is chosen. On a log axis they are geometric means, and
+// their intervals those of the logarithms, so that a band has a lower end.
 function points(series) {
   const xs = isTimed() ? series.seconds : series.x;
-  return series.mean
-    .map((y, i) => ({ x: xs[i], y, half: series.half[i], n: series.n[i], step: series.x[i] }))
+  const { middle, spread, n } = isLog() ? series.log : series.linear;
+  return middle
+    .map((y, i) => ({ x: xs[i], y, spread: spread[i], ...ends(y, spread[i]), n: n[i], step: series.x[i] }))
     .filter((point) => point.x !== null && point.y !== null);
+}
+
+function ends(y, spread) {
+  if (y === null || spread === null) return { low: null, high: null };
+  return isLog() ? { low: y / spread, high: y * spread } : { low: y - spread, high: y + spread };
 }
 
 function shownCurves() {
@@ -136,11 +145,10 @@ function yDomain(curves, [xLow, xHigh]) {
   for (const { points } of steady.length ? steady : curves) {
     const settling = points.length >= 10 && !log && state.from === "";
     const start = settling ? points[0].x + 0.1 * (points.at(-1).x - points[0].x) : xLow;
-    for (const { y, half } of points.filter(({ x, y }) => x >= start && x <= xHigh && (y > 0 || !log))) {
-      [low, high] = [Math.min(low, scale(y)), Math.max(high, scale(y))];
-      if (half === null) continue;
-      if (!log || y > half) farLow = Math.min(farLow, scale(y - half));
-      farHigh = Math.max(farHigh, scale(y + half));
+    for (const point of points.filter(({ x }) => x >= start && x <= xHigh)) {
+      [low, high] = [Math.min(low, scale(point.y)), Math.max(high, scale(point.y))];
+      if (point.spread === null) continue;
+      [farLow, farHigh] = [Math.min(farLow, scale(point.low)), Math.max(farHigh, scale(point.high))];
     }
   }
   if (low > high) return null;
@@ -219,14 +227,12 @@ function drawMean(drawing, { toX, toY, width }, { series, points }) {
 }
 
 // An interval around a diverged seed would cover all others, so such a curve has no band.
-function drawBand(drawing, { toX, toY, box }, { series, points }) {
-  const banded = points.filter((point) => point.half !== null && Number.isFinite(toY(point.y)));
+function drawBand(drawing, { toX, toY }, { series, points }) {
+  const banded = points.filter((point) => point.spread !== null);
   if (banded.length < 2 || series.diverged) return;
-  const upper = banded.map((point) => [toX(point.x), toY(point.y + point.half)]);
-  const lower = banded.map((point) => [toX(point.x), toY(point.y - point.half)]);
-  const floor = box.y + box.height + 10; // where a log axis has no place for a negative end
-  const around = [...upper, ...lower.map(([x, y]) => [x, Number.isNaN(y) ? floor : y]).reverse()];
-  const node = element("path", { d: `${path(around)}Z`, class: "band" });
+  const upper = banded.map((point) => [toX(point.x), toY(point.high)]);
+  const lower = banded.map((point) => [toX(point.x), toY(point.low)]);
+  const node = element("path", { d: `${path([...upper, ...lower.reverse()])}Z`, class: "band" });
   node.style.fill = colour(series.arm);
   drawing.append(node);
 }
@@ -274,7 +280,7 @@ function readValues(panel, tip, marks, x) {
     if (y >= box.y && y <= box.y + box.height) marks.append(dot(arm, panel.toX(point.x), y));
     const where = isTimed() ? ` at ${data.axis} ${number(point.step)}` : "";
     const seeds = point.n < data.seeds ? ` (${point.n} of ${data.seeds} seeds)` : "";
-    const text = `${estimate(point.y, point.half)}${where}${seeds}`;
+    const text = `${estimate(point)}${where}${seeds}`;
     tip.append(element("div", {}, swatch(arm), element("span", {}, data.arms[arm].label), element("span", {}, text)));
   }
   tip.hidden = false;

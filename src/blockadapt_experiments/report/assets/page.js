@@ -13,7 +13,10 @@ function render() {
   panels.replaceChildren();
   if (!ys) {
     const none = "Nothing to show: every optimizer is switched off, or nothing is measured here yet.";
-    const reason = curves.length && isLog() ? "No value is above zero, which a log axis needs." : none;
+    const once = "Every run measured this once, which makes no curve; the table below has it.";
+    const low = "No value is above zero, which a log axis needs.";
+    const drawn = data.series.some((series) => series.metric === state.metric);
+    const reason = !drawn ? once : curves.length && isLog() ? low : none;
     panels.append(element("p", { class: "empty" }, reason));
     return;
   }

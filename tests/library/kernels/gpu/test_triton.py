@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from blockadapt import BlockAdam, SpectrumClip
-from blockadapt.kernels import Batch, Descent, Kernel, get_kernel
+from blockadapt.kernels import Batch, Coefficients, Descent, Kernel, get_kernel
 from blockadapt.kernels import dispatch as dispatch_module
 from blockadapt.kernels.cpu.kernel import NumbaKernel
 from blockadapt.kernels.eigh import EighKernel
@@ -527,3 +527,53 @@ def test_asked_for_by_name_without_the_package_it_is_refused(monkeypatch: pytest
     monkeypatch.setattr(dispatch_module, "find_spec", lambda package: None)
     with pytest.raises(ImportError, match="must be one whose package triton is installed, got 'triton'"):
         get_kernel("triton")
+
+
+# ---------------------------------------------------------------------------------------- numbers that the device knows
+
+
+@pytest.mark.parametrize("path", ["plain", "amsgrad, new basis", "kept basis"])
+def test_terms_on_the_device_give_the_bits_of_those_that_the_host_knows(path: str, device: str) -> None:
+    cases = [on(device, PATHS[path](training(3, 20 + i, torch.float32, i))) for i in range(2)]
+    expected = stepped_on_the_cpu(TritonKernel(), cases)
+    segments = [case.segment() for case in cases]
+    for i, (segment, case) in enumerate(zip(segments, cases, strict=True)):
+        terms = segment.coefficients.terms
+        known = Coefficients.of(
+            torch.tensor(term, dtype=torch.float64, device=device) if (position + i) % 2 else term
+            for position, term in enumerate(terms)
+        )
+        segments[i] = segment._replace(coefficients=known)
+        assert case.batch == cases[0].batch
+    take_(TritonKernel(), {cases[0].batch: segments})
+    assert [bits(on("cpu", case)) for case in cases] == [bits(on("cpu", case)) for case in expected]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not GPU, reason="there is no GPU")
+def test_a_step_is_captured_and_replayed() -> None:
+    """Ten steps, of which the last seven are replays of one capture, against ten that are not captured."""
+    results = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        param = nn.Parameter(torch.randn(40, 30, device="cuda"))
+        lr = torch.full((), 0.01, device="cuda")
+        optimizer = BlockAdam([param], lr=lr, on_nonfinite="propagate", capturable=captured)
+        grads = torch.randn(10, 40, 30, device="cuda")
+        param.grad = torch.zeros_like(param)
+        for grad in grads[:3]:
+            param.grad.copy_(grad)
+            optimizer.step()
+        step = optimizer.step
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+            step = graph.replay
+        for grad in grads[3:]:
+            param.grad.copy_(grad)
+            lr.mul_(0.9)
+            step()
+        results.append(param.detach().cpu())
+        assert int(optimizer.state[param]["step"]) == 10
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)

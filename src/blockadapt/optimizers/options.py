@@ -1,0 +1,122 @@
+"""What the options of a param group must be, and the parameters that it lists."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blockadapt.moments import statistics_dtype
+from blockadapt.optimizers import checkpoint
+from blockadapt.optimizers.ranks import are_sharded, is_flattened, is_sharded, require_placements
+from blockadapt.optimizers.unit import Group
+from blockadapt.partition import IndexGroups, require_grouping
+from blockadapt.spectrum import Estimate, SpectrumClip
+from blockadapt.terms import term_of
+from blockadapt.validation import (
+    Described,
+    is_plain,
+    require,
+    require_beta,
+    require_bool,
+    require_choice,
+    require_integer,
+    require_number,
+)
+
+_SCHEDULERS_OWN = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
+_NOT_OPTIONS = ("params", "param_names", "peak_lr", *_SCHEDULERS_OWN, "differentiable", checkpoint.FORMAT_KEY)
+_FAMILY_OPTIONS = ("betas", "alpha", "beta1", "momentum", "beta1_decay", "amsgrad", "backend", "process_group")
+"""Options that some optimizers of the family have in their param groups, and others do not."""
+
+
+def require_listed_once(owner: str, param_group: Group) -> None:
+    """Raise at a parameter that a group lists twice: torch only warns, and its blocks would be moved twice."""
+    params = param_group.get("params") if isinstance(param_group, dict) else None
+    if isinstance(params, (Tensor, set)) or not isinstance(params, Iterable):
+        return  # torch has its own words for these
+    param_group["params"] = params = list(params)
+    listed: set[int] = set()
+    for position, entry in enumerate(params):
+        param = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
+        value = Described(f"entry {position} a second time")
+        require(id(param) not in listed, owner, "params", "each parameter once", value)
+        listed.add(id(param))
+
+
+def require_options(owner: str, defaults: Mapping[str, Any], group: Group) -> None:
+    """Raise unless every option of this group is valid by itself, but for lr and what only some optimizers have."""
+    for name in sorted({*defaults, "peak_lr"} - {"differentiable"}):
+        require(name in group, owner, name, "an option of every param group", Described("a group without it"))
+    for name in [name for name in group if name not in {*defaults, *_NOT_OPTIONS}]:
+        # Other keys are the user's own; a slip in an option's name must not become one.
+        nearest = difflib.get_close_matches(name, defaults, n=1, cutoff=0.8)
+        if nearest or name in _FAMILY_OPTIONS:
+            meant = f", did you mean `{nearest[0]}`?" if nearest and name not in _FAMILY_OPTIONS else "."
+            raise TypeError(f"{owner}: `{name}` is not an option of a param group{meant}")
+    require_number(owner, "eps", group["eps"], above=0)
+    require_number(owner, "weight_decay", group["weight_decay"], least=0)
+    clip = group["clip"]
+    require(clip is None or isinstance(clip, SpectrumClip), owner, "clip", "a SpectrumClip or None", clip)
+    given = clip is not None and clip.final_lr != "auto"
+    rule = "> 0 where `clip` has a `final_lr`, because its bounds follow lr / peak_lr"
+    peak_lr = term_of(group["peak_lr"]) if given else 1.0
+    require(isinstance(peak_lr, Tensor) or peak_lr > 0, owner, "lr", rule, group["peak_lr"])
+    Estimate.of(owner, group["estimate"])
+    require_integer(owner, "refresh_every", group["refresh_every"], least=1)
+    for name in ("amsgrad", "bias_correction", "maximize"):
+        if name in defaults:
+            require_bool(owner, name, group[name])
+    if "momentum" in defaults and group["momentum"] is not None:
+        require_beta(owner, "momentum", group["momentum"])
+    if "beta1_decay" in defaults:
+        require_number(owner, "beta1_decay", group["beta1_decay"], above=0, most=1)
+    require_choice(owner, "on_nonfinite", group["on_nonfinite"], ("raise", "skip", "propagate"))
+    require_bool(owner, "capturable", group["capturable"])
+
+
+def require_capturable(owner: str, group: Group, process_group: Any) -> None:
+    """Raise unless a step of this group is the same for the host each time."""
+    where = "where `capturable` is True, because"
+    every, on_nonfinite = group["refresh_every"], group["on_nonfinite"]
+    require(every == 1, owner, "refresh_every", f"1 {where} a captured step is the same each time", every)
+    rule = f"'propagate' {where} to look at gradients is to wait for the device"
+    require(on_nonfinite == "propagate", owner, "on_nonfinite", rule, on_nonfinite)
+    measures = group["clip"] is not None and group["clip"].final_lr == "auto"
+    rule = f"one with a number for `final_lr` {where} to measure is to wait for the device"
+    require(not measures, owner, "clip", rule, group["clip"])
+    alone = process_group is None and not are_sharded(group["params"])
+    rule = "False with a `process_group` or DTensors, because processes wait for each other"
+    require(alone, owner, "capturable", rule, True)
+
+
+def require_cut(owner: str, group: Group, process_group: Any) -> None:
+    """Raise unless this group's parameters can be cut as its options say."""
+    for param in group["params"]:
+        require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
+        require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
+        rule = "whole, or sharded by `fully_shard` (FSDP2), because blocks are cut from a parameter's own shape"
+        flat = Described("one that FullyShardedDataParallel (FSDP1) has flattened")
+        require(not is_flattened(param), owner, "params", rule, flat)
+        if is_sharded(param):
+            _require_sharded(owner, param, group["grouping"], process_group)
+        else:
+            require(is_plain(param), owner, "params", "plain tensors", Described(type(param).__name__))
+    require_grouping(owner, group["grouping"], group["block_size"], group["params"])
+    if isinstance(group["grouping"], IndexGroups) or group["grouping"] == "joint":
+        kinds = {(statistics_dtype(p), p.device) for p in group["params"]}
+        rule = "on one device and of one precision where blocks span them"
+        value = Described(" and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)))
+        require(len(kinds) <= 1, owner, "params", rule, value)
+
+
+def _require_sharded(owner: str, param: Tensor, grouping: Any, process_group: Any) -> None:
+    """Raise unless a DTensor can be cut where it is sharded."""
+    require(process_group is None, owner, "params", "plain tensors with a `process_group`", Described("DTensor"))
+    require_placements(owner, param)
+    spans = isinstance(grouping, IndexGroups) or grouping == "joint"
+    rule = "one that cuts each parameter by itself where parameters are DTensors"
+    require(not spans, owner, "grouping", rule, grouping)
