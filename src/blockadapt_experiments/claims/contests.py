@@ -56,9 +56,9 @@ def at_equal_time(summary: Summary, first: str, second: str, metric: str) -> Equ
             continue
         end = min(series.seconds[-1] for series in pair)
         for values, covered, series in zip(found, shares, pair, strict=True):
-            done = series.seconds <= end
-            values[seed] = float(series.values[done][-1]) if done.any() and not lost else math.nan
-            covered.append(float(series.x[done][-1] / series.x[-1]) if done.any() else 0.0)
+            done = series.until(end)
+            values[seed] = float(done.values[-1]) if done.x.size and not lost else math.nan
+            covered.append(float(done.x[-1] / series.x[-1]) if done.x.size else 0.0)
     means = [float(np.mean(covered)) if covered else math.nan for covered in shares]
     return EqualTime(*found, (means[0], means[1]))
 

@@ -15,7 +15,7 @@ from blockadapt_experiments.report.figures import add_legend, panel_grid, set_lo
 from blockadapt_experiments.results.summary import Summary
 
 SPREAD = 10
-"""An objective that is spread wider than this factor gets a log axis: a rate that fails would flatten the others."""
+"""A loss that is spread wider than this factor gets a log axis: a rate that fails would flatten the others."""
 
 
 def write_sensitivity(summary: Summary, directory: Path) -> list[Path]:
@@ -53,7 +53,9 @@ def _draw_trials(panel: Any, record: Mapping[str, Any], label: str, style: Style
     if record["value"] is not None:
         panel.plot(record["lr"], record["value"], marker="o", markersize=11, markerfacecolor="none", **look)
     lost = [lr for lr, value in tried if value is None]
-    panel.plot(lost, [edge] * len(lost), marker="x", transform=panel.get_xaxis_transform(), clip_on=False, **look)
+    if lost:
+        place = {"transform": panel.get_xaxis_transform(), "clip_on": False}
+        panel.plot(lost, [edge] * len(lost), marker="x", **place, **look)
 
 
 def _diverged_at(summary: Summary, objective: str) -> float:
@@ -71,7 +73,8 @@ def _set_scales(summary: Summary, panel: Any) -> None:
     values = [value for record in records for _, value in record["tried"] if value is not None]
     objective = records[0]["objective"]
     label = next((metric.label for metric in summary.experiment.metrics if metric.key == objective), objective)
-    log = bool(values) and min(values) > 0 and max(values) > SPREAD * min(values)
+    wide = bool(values) and min(values) > 0 and max(values) > SPREAD * min(values)
+    log = wide and _better(summary, objective) == "low"
     panel.set_xscale("log")
     set_log_ticks(panel.xaxis, (min(rates), max(rates)))
     if log:

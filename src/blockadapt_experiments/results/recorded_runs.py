@@ -33,6 +33,10 @@ class Series(NamedTuple):
     values: np.ndarray
     seconds: np.ndarray
 
+    def until(self, end: float) -> Series:
+        """Return the points that were measured in so many seconds from the start."""
+        return Series(*(column[self.seconds <= end] for column in self))
+
 
 @dataclass(frozen=True)
 class Run:

@@ -229,9 +229,8 @@ class Summary:
         """Return the last value that was measured until `equal_time`; nan if there was none by then."""
         end, found = self.equal_time(variant), []
         for run in self._finished(arm, variant):
-            series = run.series(self.experiment.axis, metric)
-            before = series.values[series.seconds <= end]
-            found.append(before[-1] if before.size else math.nan)
+            values = run.series(self.experiment.axis, metric).until(end).values
+            found.append(values[-1] if values.size else math.nan)
         return np.array(found)
 
     def lr(self, arm: str, variant: str = "") -> float:

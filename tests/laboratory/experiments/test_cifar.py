@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from torch import Tensor
 
 from blockadapt import BlockAdam, plan
@@ -22,6 +23,7 @@ from blockadapt_experiments.core.training import best_device
 from blockadapt_experiments.data import images
 from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.drawing.bars import bar_figure
+from blockadapt_experiments.drawing.colours import COLOURS, STYLES
 from blockadapt_experiments.experiments.cifar import (
     DATA,
     TABLE_1,
@@ -351,7 +353,7 @@ def test_a_run_that_diverged_is_no_evidence(tmp_path: Path) -> None:
     errors = {"sgd": (90, 90, 90), "block-adam-clip": (50, 51, 52.1)}
     verdict = judge_lowest(summary_of(tmp_path, errors, diverged=["sgd"]))
     assert verdict.held is None
-    assert "no number points against SGD" in verdict.words
+    assert "an unknown amount against SGD" in verdict.words
 
 
 def test_clipping_is_judged_against_the_same_method_without(tmp_path: Path) -> None:
@@ -387,6 +389,8 @@ def test_the_papers_table_stands_beside_ours_under_its_scale(tmp_path: Path) -> 
     }  # fmt: skip
     assert here.bars["SGD"] == pytest.approx((53, 4.3027 / math.sqrt(3)), rel=1e-4)  # t₀.₉₇₅(2) = 4.3027
     left, right = bar_figure("title", "unit", [paper, here]).axes
+    shown = [to_hex(bar.get_facecolor()).upper() for bar in right.patches]
+    assert shown == [COLOURS[STYLES[arm].colour] for arm in ("sgd", "block-adam-clip")]
     words = [{text.get_text() for text in axes.texts} for axes in (left, right)]
     assert words[0] == {"4.51", "6.07", "4.78", "4.77", "6.33", "4.34", "–"}
     assert words[1] == {"53.0 ± 2.5", "diverged", "51.0 ± 2.6", "–"}

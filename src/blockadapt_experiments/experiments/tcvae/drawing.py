@@ -39,19 +39,20 @@ def draw(summary: Summary, directory: Path) -> Sequence[Path]:
         found = dict(_arrays(summary, variant))
         if found:
             files.append(_draw_reconstructions(summary, variant, found, directory))
-            files.append(_draw_traversals(summary, variant, found, directory))
+            path = directory / f"tcvae-traversals-{variant.replace('=', '-')}.png"
+            files.append(write_png(traversal_figure(summary, variant, found), path))
     return files
 
 
 def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
-    """Yield a picture of mean and 95% interval over seeds, a line for each optimizer, set apart."""
+    """Yield a picture of mean and 95% interval over seeds, a line for each optimizer, set apart; none of a single β."""
     betas = np.array([float(variant.removeprefix("beta=")) for variant in summary.variants])
     found = {}
     for arm in summary.arms:
         means = [interval(summary.final(arm, "mig", variant)) for variant in summary.variants]
         if any(math.isfinite(mean) for mean, _ in means):
             found[arm] = np.array(means).T
-    if not found:
+    if not found or len(betas) < 2:
         return
     figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="constrained")
     seeds = f"{len(summary.seeds)} seeds, mean and 95% interval" if len(summary.seeds) > 1 else "one seed"
@@ -96,12 +97,12 @@ def _draw_reconstructions(
     return write_png(figure, directory / f"tcvae-reconstructions-{variant.replace('=', '-')}.png")
 
 
-def _draw_traversals(summary: Summary, variant: str, found: dict[str, dict[str, np.ndarray]], directory: Path) -> Path:
-    """Draw a panel for each optimizer with a row for each latent, those that say most first."""
+def traversal_figure(summary: Summary, variant: str, found: dict[str, dict[str, np.ndarray]]) -> Figure:
+    """Make a panel for each optimizer with a row for each latent, those that say most first."""
     columns = min(len(found), ABREAST)
     lines = math.ceil(len(found) / columns)
     latents = len(next(iter(found.values()))["latent_kl"])
-    size = (3.4 * columns, 0.8 + lines * (0.9 + 0.41 * latents))
+    size = (3.9 * columns, 0.8 + lines * (0.9 + 0.41 * latents))
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     head = f"Traversals, {_beta(variant)}: each latent from {SPAN[0]:g} to {SPAN[-1]:g}, with its mean KL in nats"
     figure.suptitle(f"{head}\n{_data(summary)}", fontsize=10)
@@ -117,7 +118,7 @@ def _draw_traversals(summary: Summary, variant: str, found: dict[str, dict[str, 
         panel.set_title(summary.label(arm), fontsize=9)
     for panel in panels[len(found) :]:
         panel.set_visible(False)
-    return write_png(figure, directory / f"tcvae-traversals-{variant.replace('=', '-')}.png")
+    return figure
 
 
 def _show(panel: Any, images: np.ndarray) -> None:

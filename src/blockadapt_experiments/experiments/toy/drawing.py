@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,14 @@ def draw_landscapes(summary: Summary, directory: Path) -> Sequence[Path]:
 
 
 def draw_paths(summary: Summary, directory: Path) -> Sequence[Path]:
-    """Draw the paths from all starts over the loss: a row for each landscape, a column for each arm."""
+    """Draw the paths from all starts over the loss, where every arm has finished one."""
     runs = {variant: {arm: _paths(summary, arm, variant) for arm in summary.arms} for variant in summary.variants}
     shown = {variant: by_arm for variant, by_arm in runs.items() if all(by_arm.values())}
-    if not shown:
-        return []
+    return [write_png(path_figure(summary, shown), directory / "toy-trajectories.png")] if shown else []
+
+
+def path_figure(summary: Summary, shown: Mapping[str, Mapping[str, Sequence[Mapping[str, np.ndarray]]]]) -> Figure:
+    """Make a row for each landscape and a column for each arm, from the arrays of runs by variant and arm."""
     size = (4.2 * len(summary.arms) + 0.6, 3.5 * len(shown) + 0.6)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     figure.suptitle("Paths from their starts (dots) to the true weights (×), over the loss", fontsize=11)
@@ -101,7 +104,7 @@ def draw_paths(summary: Summary, directory: Path) -> Sequence[Path]:
             panel.set_xlabel(first)
             panel.set_ylabel(second)
         figure.colorbar(painted, ax=list(row), label="loss", format="%.3g")
-    return [write_png(figure, directory / "toy-trajectories.png")]
+    return figure
 
 
 def _paths(summary: Summary, arm: str, variant: str) -> list[dict[str, np.ndarray]]:

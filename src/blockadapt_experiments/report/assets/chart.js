@@ -10,8 +10,7 @@ const state = { ...initial };
 
 const metric = () => data.metrics.find((entry) => entry.key === state.metric);
 const isLog = () => (state.y || (metric().log ? "log" : "linear")) === "log";
-const isTimed = () => state.x === "seconds";
-const xLabel = () => (isTimed() ? "seconds" : data.axis);
+const xLabel = (timed) => (timed ? "seconds" : data.axis);
 const hidden = () => new Set(state.off.split(",").filter(Boolean));
 
 // Elements ------------------------------------------------------------------------------------------------------------
@@ -103,10 +102,10 @@ function logTicks(low, high) {
 
 // Points --------------------------------------------------------------------------------------------------------------
 
-// The points of a curve in the units of the horizontal axis that is chosen. On a log axis they are geometric means, and
+// The points of a curve over the axis of the rows, or over seconds if it is `timed`. On a log axis they are geometric means, and
 // their intervals those of the logarithms, so that a band has a lower end.
-function points(series) {
-  const xs = isTimed() ? series.seconds : series.x;
+function points(series, timed) {
+  const xs = timed ? series.seconds : series.x;
   const { middle, spread, n } = isLog() ? series.log : series.linear;
   return middle
     .map((y, i) => ({ x: xs[i], y, spread: spread[i], ...ends(y, spread[i]), n: n[i], step: series.x[i] }))
@@ -118,12 +117,12 @@ function ends(y, spread) {
   return isLog() ? { low: y / spread, high: y * spread } : { low: y - spread, high: y + spread };
 }
 
-function shownCurves() {
+function shownCurves(timed = state.x === "seconds") {
   const off = hidden();
   return data.series
     .filter((series) => series.metric === state.metric && !off.has(data.arms[series.arm].name))
     .filter((series) => !state.variant || data.variants[series.variant] === state.variant)
-    .map((series) => ({ series, points: points(series) }));
+    .map((series) => ({ series, points: points(series, timed) }));
 }
 
 function xDomain(curves) {
@@ -186,12 +185,12 @@ function path(pairs) {
   return text;
 }
 
-function makePanel(variant, curves, xs, ys, width, height, index) {
+function makePanel({ variant, timed, curves, xs }, ys, width, height, index) {
   const box = { x: MARGIN.left, y: MARGIN.top, width: width - MARGIN.left - MARGIN.right };
   box.height = height - MARGIN.top - MARGIN.bottom;
-  const panel = { curves, xs, width, box, ...scales(xs, ys, box) };
+  const panel = { timed, curves, xs, width, box, ...scales(xs, ys, box) };
   const names = curves.map((curve) => data.arms[curve.series.arm].label).join(", ");
-  const about = `${metric().label} over ${xLabel()}${variant && `, ${variant}`}: ${names}. Arrow keys read values.`;
+  const about = `${metric().label} over ${xLabel(timed)}${variant && `, ${variant}`}: ${names}. Arrow keys read values.`;
   panel.svg = element("svg", { viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "group", "aria-label": about });
   panel.svg.append(element("defs", {}, element("clipPath", { id: `clip-${index}` }, element("rect", box))));
   drawAxes(panel, ys, height);
@@ -203,19 +202,19 @@ function makePanel(variant, curves, xs, ys, width, height, index) {
   return panel;
 }
 
-function drawAxes({ svg, box, xs, width, toX, toY }, ys, height) {
+function drawAxes({ svg, timed, box, xs, width, toX, toY }, ys, height) {
   const [right, bottom] = [box.x + box.width, box.y + box.height];
   for (const [value, text] of isLog() ? logTicks(...ys) : linearTicks(...ys, height > 320 ? 7 : 5)) {
     svg.append(element("line", { x1: box.x, x2: right, y1: toY(value), y2: toY(value), class: "grid" }));
     svg.append(element("text", { x: box.x - 8, y: toY(value) + 4, "text-anchor": "end" }, text));
   }
-  const counted = !isTimed() && ["epoch", "step"].includes(data.axis);
+  const counted = !timed && ["epoch", "step"].includes(data.axis);
   for (const [value, text] of linearTicks(...xs, Math.max(2, Math.floor(width / 75)), counted)) {
     svg.append(element("line", { x1: toX(value), x2: toX(value), y1: bottom, y2: bottom + 4, class: "frame" }));
     svg.append(element("text", { x: toX(value), y: bottom + 18, "text-anchor": "middle" }, text));
   }
   svg.append(element("line", { x1: box.x, x2: right, y1: bottom, y2: bottom, class: "frame" }));
-  svg.append(element("text", { x: right, y: height - 4, "text-anchor": "end" }, xLabel()));
+  svg.append(element("text", { x: right, y: height - 4, "text-anchor": "end" }, xLabel(timed)));
 }
 
 function drawMean(drawing, { toX, toY, width }, { series, points }) {
@@ -237,9 +236,9 @@ function drawBand(drawing, { toX, toY }, { series, points }) {
   drawing.append(node);
 }
 
-function drawSeeds(drawing, { toX, toY }, { series }) {
+function drawSeeds(drawing, { timed, toX, toY }, { series }) {
   for (const seed of series.seeds) {
-    const xs = isTimed() ? seed.seconds : series.seed_x;
+    const xs = timed ? seed.seconds : series.seed_x;
     const pairs = seed.y.map((y, i) => [xs[i] === null ? NaN : toX(xs[i]), toY(y)]);
     const node = element("path", { d: path(pairs), class: "seed", "data-seed": seed.seed });
     node.style.stroke = colour(series.arm);
@@ -262,7 +261,7 @@ function valuesAt(panel, x) {
     .filter(({ point }) => point);
   const sign = metric().better === "high" ? -1 : 1;
   found.sort((a, b) => sign * (a.point.y - b.point.y));
-  if (isTimed() || !found.length) return { at: x, found };
+  if (panel.timed || !found.length) return { at: x, found };
   const at = nearest(found.map(({ point }) => point), x).x;
   return { at, found: found.filter(({ point }) => point.x === at) };
 }
@@ -274,11 +273,11 @@ function readValues(panel, tip, marks, x) {
   const { box } = panel;
   const line = panel.toX(at);
   marks.append(element("line", { x1: line, x2: line, y1: box.y, y2: box.y + box.height, class: "cross" }));
-  tip.replaceChildren(element("strong", {}, `${xLabel()} ${number(at)}`));
+  tip.replaceChildren(element("strong", {}, `${xLabel(panel.timed)} ${number(at)}`));
   for (const { arm, point } of found) {
     const y = panel.toY(point.y);
     if (y >= box.y && y <= box.y + box.height) marks.append(dot(arm, panel.toX(point.x), y));
-    const where = isTimed() ? ` at ${data.axis} ${number(point.step)}` : "";
+    const where = panel.timed ? ` at ${data.axis} ${number(point.step)}` : "";
     const seeds = point.n < data.seeds ? ` (${point.n} of ${data.seeds} seeds)` : "";
     const text = `${estimate(point)}${where}${seeds}`;
     tip.append(element("div", {}, swatch(arm), element("span", {}, data.arms[arm].label), element("span", {}, text)));

@@ -4,11 +4,24 @@ const controls = document.getElementById("controls");
 const panels = document.getElementById("panels");
 const tableMetric = document.getElementById("table-metric");
 
-function render() {
-  const curves = shownCurves();
-  const xs = xDomain(curves);
-  const ys = yDomain(curves, xs);
+// A view for each variant and each horizontal axis; all views over one axis show the same part of it.
+function views() {
   const variants = state.variant ? [state.variant] : data.variants;
+  const axes = (state.x === "both" ? [false, true] : [state.x === "seconds"]).map((timed) => {
+    const curves = shownCurves(timed);
+    return { timed, curves, xs: xDomain(curves) };
+  });
+  const of = (curves, variant) => curves.filter((curve) => data.variants[curve.series.variant] === variant);
+  return variants.flatMap((variant) =>
+    axes.map(({ timed, curves, xs }) => ({ variant, timed, xs, curves: of(curves, variant) })),
+  );
+}
+
+function render() {
+  const shown = views();
+  const first = shown.filter((view) => view.timed === shown[0].timed);
+  const curves = first.flatMap((view) => view.curves);
+  const ys = yDomain(curves, shown[0].xs);
   panels.dataset.rendered = 0;
   panels.replaceChildren();
   if (!ys) {
@@ -21,16 +34,18 @@ function render() {
     return;
   }
   // Empty boxes first, to learn how wide the grid makes them.
-  const boxes = variants.map(() => panels.appendChild(element("div", { class: "panel" })));
+  const boxes = shown.map(() => panels.appendChild(element("div", { class: "panel" })));
   const width = Math.max(280, Math.round(boxes[0].clientWidth));
-  const height = variants.length > 1 || width < 480 ? 290 : 400;
-  variants.forEach((variant, index) => {
-    const mine = curves.filter((curve) => data.variants[curve.series.variant] === variant);
-    const panel = makePanel(variant, mine, xs, ys, width, height, index);
+  const height = shown.length > 1 || width < 480 ? 290 : 400;
+  shown.forEach((view, index) => {
+    const { variant, timed } = view;
+    const panel = makePanel(view, ys, width, height, index);
     const tip = element("div", { class: "tip", role: "status", hidden: "" });
     const title = element("h3", {}, variant ? `${variant} ` : "", element("span", {}, metric().label));
     boxes[index].append(title, panel.svg, tip);
-    listen(panel, tip, (from, to) => change({ from, to }));
+    listen(panel, tip, (from, to) => {
+      change(from === "" ? { from, to } : { x: timed ? "seconds" : "axis", from, to }); // a part is of one axis
+    });
   });
   panels.dataset.rendered = panels.querySelectorAll(".line[data-arm]").length;
 }
@@ -67,7 +82,7 @@ function take(asked) {
     metric: data.metrics.map((entry) => entry.key),
     variant: ["", ...data.variants],
     y: ["", "linear", "log"],
-    x: data.timed ? ["axis", "seconds"] : ["axis"],
+    x: data.timed ? ["axis", "seconds", "both"] : ["axis"],
     seeds: ["", "1"],
   };
   for (const key of Object.keys(initial)) {
@@ -78,6 +93,7 @@ function take(asked) {
 
 function change(asked) {
   if ("metric" in asked && asked.metric !== state.metric) asked = { y: "", ...asked }; // each has its own axis
+  if (state.x === "both" && (asked.from || asked.to)) asked = { x: "axis", ...asked };
   if ("x" in asked && asked.x !== state.x) asked = { from: "", to: "", ...asked };
   take(asked);
   const chosen = Object.keys(initial).filter((key) => state[key] !== initial[key]);

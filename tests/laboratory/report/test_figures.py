@@ -1,0 +1,115 @@
+"""Curves as pictures: one look for one optimizer, steps beside seconds, learning rates against the objective."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib", reason="needs the `experiments` extra")
+
+from blockadapt_experiments.commands.demo_plots import STYLE_BY_LABEL
+from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.drawing.colours import COLOURS, styles_of
+from blockadapt_experiments.report import write_report
+from blockadapt_experiments.report.figures import curve_figure, y_range
+from blockadapt_experiments.report.reading import read
+from blockadapt_experiments.report.sensitivity import sensitivity_figure
+from blockadapt_experiments.results.summary import Band
+from support.run_records import (
+    experiment,
+    rows_of,
+    write_experiment,
+    write_json,
+    write_run,
+)
+
+Made = tuple[Path, Experiment[Any]]
+
+
+def looks(lines: Iterable[Any]) -> dict[str, tuple[str, list[float]]]:
+    """Colour and dash by label of Matplotlib's lines, dashes in widths of the line."""
+    found = {}
+    for line in lines:
+        dashes = line._dash_pattern[1] or []  # Matplotlib has no public word for it
+        found[line.get_label()] = (line.get_color(), [part / line.get_linewidth() for part in dashes])
+    return found
+
+
+def test_an_optimizer_has_one_colour_and_dash_in_figures_page_and_demo(tmp_path: Path) -> None:
+    arms = ["ggt", "block-adam", "b25", "adam", "block-adam-clip", "sgd"]  # no order of the table
+    about = experiment()
+    write_experiment(tmp_path, optimizers=arms, seeds=[0])
+    for arm in arms:
+        write_run(tmp_path, arm, "", 0, rows_of(loss=[2.0, 1.0], accuracy=[1.0, 2.0]))
+    write_json(
+        tmp_path / "tuned.json",
+        {arm: {"": {"lr": 0.1, "value": 1.0, "objective": "loss", "tried": [[0.1, 1.0], [1.0, None]]}} for arm in arms},
+    )
+    summary = read(tmp_path, about)
+    expected = {
+        summary.label(arm): (COLOURS[style.colour], pytest.approx(style.strokes()))
+        for arm, style in styles_of(arms).items()
+    }
+    curves = {(arm, ""): summary.curve(arm, "loss") for arm in arms}
+    for axes in curve_figure(summary, summary.metrics[0], curves).axes:
+        assert looks(axes.lines) == expected
+    trials = [line for line in sensitivity_figure(summary).axes[0].lines if not line.get_label().startswith("_")]
+    assert looks(trials) == expected
+    page = write_report(tmp_path, about)[0].read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert {arm["label"]: (COLOURS[arm["colour"]], arm["dash"]) for arm in data["arms"]} == expected
+    demo = {"SGD", "Adam", "Block-Adam", "Block-Adam + clip"}
+    assert {label: look["color"] for label, look in STYLE_BY_LABEL.items() if label in demo} == {
+        label: expected[label][0] for label in demo
+    }
+
+
+def test_curves_over_seconds_stand_beside_those_over_steps(made: Made) -> None:
+    summary = read(*made)
+    curves = {(arm, ""): summary.curve(arm, "loss") for arm in summary.arms}
+    steps, seconds = curve_figure(summary, summary.metrics[0], curves).axes
+    assert (steps.get_xlabel(), seconds.get_xlabel()) == ("epoch", "seconds")
+    assert steps.lines[0].get_xdata()[-1] == 20
+    assert seconds.lines[0].get_xdata()[-1] == pytest.approx(20 * 1.1)
+    assert steps.get_ylim() == seconds.get_ylim()
+
+
+def test_every_learning_rate_is_drawn_and_the_chosen_one_ringed(tmp_path: Path) -> None:
+    write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
+    tried = [[0.1, None], [0.01, 0.5], [0.001, 0.9]]
+    record = {"lr": 0.01, "value": 0.5, "objective": "loss", "tried": tried}
+    write_json(tmp_path / "tuned.json", {"adam": {"": record}})
+    figure = sensitivity_figure(read(tmp_path, experiment()))
+    (axes,) = figure.axes
+    curve, ring, lost = axes.lines
+    np.testing.assert_array_equal(curve.get_xydata(), [[0.001, 0.9], [0.01, 0.5], [0.1, np.nan]])
+    np.testing.assert_array_equal(ring.get_xydata(), [[0.01, 0.5]])
+    np.testing.assert_array_equal(lost.get_xydata(), [[0.1, 1.0]])  # at the edge where the loss is worst
+    assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "training loss")
+
+
+def band(*values: float, half: float = 0.0) -> tuple[np.ndarray, Band]:
+    mean = np.array(values)
+    return np.arange(1.0, mean.size + 1), Band(mean, mean - half, mean + half, np.full(mean.size, 3))
+
+
+def test_an_axis_shows_all_means_and_as_much_of_the_bands_as_does_not_flatten_them() -> None:
+    assert y_range([], False) is None
+    assert y_range([band(math.nan, math.nan)], False) is None
+    assert y_range([band(-1.0, 0.0)], True) is None
+    low, high = y_range([band(1.0, 2.0, half=0.2), band(3.0, 2.5, half=0.2)], False) or (0, 0)
+    assert (low, high) == pytest.approx((0.8, 3.2))
+    low, high = y_range([band(1.0, 3.0, half=100.0)], False) or (0, 0)
+    assert (low, high) == pytest.approx((1 - 0.8, 3 + 0.8))
+    low, high = y_range([band(100.0, *[1.0, 2.0] * 10)], False) or (0, 0)
+    assert high < 3  # the start would flatten the rest
+    low, high = y_range([band(1e-4, 1.0, half=1e-5)], True) or (0, 0)
+    assert low < 1e-4
+    assert 1 < high < 10
