@@ -597,7 +597,7 @@ def test_a_block_that_made_float32_lapack_return_nan_is_solved(
 def test_every_tensor_of_a_segment_is_known_to_these_tests() -> None:
     tensors = {field.name for field in fields(Place) if "Tensor" in str(field.type)}
     assert {*tensors, "grad"} == set(TENSORS)
-    assert set(Segment._fields) == {"place", "grad", "refresh", "coefficients"}
+    assert set(Segment._fields) == {"place", "grad", "refresh", "coefficients", "tally"}
 
 
 def test_without_clipping_the_largest_step_size_is_finite_in_float32() -> None:

@@ -13,7 +13,6 @@ on entries, couplings and bulges are absolute on that scale.
 | `bulge` | 1e-36 | 1e-300 | the square of a bulge that is gone: still normal, so that any larger one gives a rotation of full precision |
 | `end` | 1e-6 | 1e-6 | an end of T below this is noise beside the largest entry, and says nothing of where the small eigenvalues lie |
 | `lopsided` | 4 | 4 | T is reversed where its bottom is so many times its top: below that the order does not show in the errors |
-| `everything` | 1e3 | 1e3 | above any entry of a scaled T (at most 2n), so that what was decoupled stays so |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class Thresholds(NamedTuple):
     bulge: float
     end: float = 1e-6
     lopsided: float = 4.0
-    everything: float = 1e3
 
 
 FLOAT32 = Thresholds(2.0**-23, 2.0**-126, 1e-18, 1e-28, 4e-3 * 2.0**-23, 1e-36)
