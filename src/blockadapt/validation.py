@@ -104,17 +104,17 @@ def require_beta(owner: str, argument: str, value: Any) -> None:
     require_number(owner, argument, value, least=0, below=1)
 
 
-def require_lr(owner: str, value: Any) -> None:
+def require_lr(owner: str, value: Any, argument: str = "lr") -> None:
     """Raise unless `value` is a learning rate: a number or one-element tensor, finite and not negative.
 
     One that lies on a device is taken at its word: to look at it would be to wait for the device.
     """
     if isinstance(value, Tensor):
-        require(value.numel() == 1, owner, "lr", "a number or a one-element tensor", tuple(value.shape))
+        require(value.numel() == 1, owner, argument, "a number or a one-element tensor", tuple(value.shape))
         if not is_on_host(value):
             return
         value = value.item()
-    require_number(owner, "lr", value, least=0)
+    require_number(owner, argument, value, least=0)
 
 
 def require_integer(owner: str, argument: str, value: Any, *, least: int, most: int | None = None) -> None:

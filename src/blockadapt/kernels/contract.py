@@ -241,9 +241,11 @@ class Kernel(ABC):
 
 
 def alike(segments: Iterable[Segment]) -> list[list[Segment]]:
-    """Sort segments that keep the same state and do the same thing: almost always one list in all."""
+    """Sort segments that keep the same state and do the same thing: almost always one list in all, without empty ones."""
     together: dict[tuple[object, ...], list[Segment]] = {}
     for segment in segments:
+        if not segment.place.num_blocks:
+            continue
         measured = segment.tally and (segment.tally, segment.coefficients.first.correction)
         together.setdefault((segment.place.keeps, segment.refresh, measured), []).append(segment)
     return list(together.values())

@@ -24,6 +24,7 @@ from blockadapt.validation import (
     require_bool,
     require_choice,
     require_integer,
+    require_lr,
     require_number,
 )
 
@@ -59,6 +60,7 @@ def require_options(owner: str, defaults: Mapping[str, Any], group: Group) -> No
             raise TypeError(f"{owner}: `{name}` is not an option of a param group{meant}")
     require_number(owner, "eps", group["eps"], above=0)
     require_number(owner, "weight_decay", group["weight_decay"], least=0)
+    require_lr(owner, group["peak_lr"], "peak_lr")
     clip = group["clip"]
     require(clip is None or isinstance(clip, SpectrumClip), owner, "clip", "a SpectrumClip or None", clip)
     given = clip is not None and clip.final_lr != "auto"

@@ -146,7 +146,7 @@ def test_the_operator_s_eigenvalues_lie_in_the_clip_s_interval(
         optimizer.step()
     S = operator(optimizer, weight, n)
     assert torch.allclose(S, S.mT, atol=1e-7 * float(S.abs().max()))
-    t, target = steps + 1, clip.final_lr * schedule
+    t, target = steps + 1, clip.final_lr * min(schedule, 1.0)  # a higher lr is the new peak
     lower, upper = target * (1 - 1 / (clip.gamma * t + 1)), target * (1 + 1 / (clip.gamma * t))
     eigenvalues = torch.linalg.eigvalsh((S + S.mT) / 2)
     assert float(eigenvalues.min()) >= lower * (1 - 1e-7)

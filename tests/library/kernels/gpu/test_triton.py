@@ -22,6 +22,7 @@ from blockadapt.kernels import dispatch as dispatch_module
 from blockadapt.kernels.cpu.kernel import NumbaKernel
 from blockadapt.kernels.eigh import EighKernel
 from blockadapt.kernels.gpu.kernel import TritonKernel
+from blockadapt.kernels.reflections import basis_of
 from blockadapt.moments import unpack
 from blockadapt.spectrum import INVERSE_ROOT, InverseRoot, Spectrum
 from support.blocks import (
@@ -35,7 +36,7 @@ from support.blocks import (
     copied,
     generator,
     pack,
-    represented,
+    rows_of,
     still,
     take_,
     training,
@@ -299,7 +300,11 @@ def test_a_decomposition_is_orthogonal_and_gives_back_v(n: int, dtype: torch.dty
     error = ((U * eigenvalues.unsqueeze(1)) @ U.mT - whole).norm(dim=(1, 2)) / whole.norm(dim=(1, 2))
     assert error.max() <= 4 * n * eps
     (after,) = stepped(TritonKernel(), [with_basis(still(V, V[:, :n].clone()), refresh=True)], device)
-    assert torch.equal(represented(after), (U * eigenvalues.unsqueeze(1)) @ U.mT)
+    reflections, kept = rows_of(after, "basis"), rows_of(after, "eigenvalues")
+    assert reflections is not None
+    assert kept is not None
+    assert torch.equal(basis_of(reflections, n).double(), U)
+    assert torch.equal(kept.double(), eigenvalues)
 
 
 # -------------------------------------------------------------------------------------------- special blocks, never NaN
