@@ -241,7 +241,7 @@ class Kernel(ABC):
 
 
 def alike(segments: Iterable[Segment]) -> list[list[Segment]]:
-    """Sort segments that keep the same state and do the same thing: almost always one list in all, without empty ones."""
+    """Sort segments that keep the same state and do the same thing: almost always one list. Empty ones are left out."""
     together: dict[tuple[object, ...], list[Segment]] = {}
     for segment in segments:
         if not segment.place.num_blocks:
