@@ -43,7 +43,8 @@ def unpacked(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     """The folder in the source archive."""
     target = tmp_path_factory.mktemp("source")
     with tarfile.open(built[0]) as archive:
-        archive.extractall(target, filter="data")
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python before 3.11.4 has none
+        archive.extractall(target, **safely)
     (folder,) = target.iterdir()
     return folder
 
