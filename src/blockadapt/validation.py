@@ -46,7 +46,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 def lies_in_memory(tensor: Tensor, device: torch.device) -> bool:
     """Whether the numbers that torch sees are those at `data_ptr`: no wrapper, no lazy sign, no other device."""
-    plain = type(tensor).__torch_dispatch__ is _NO_DISPATCH and tensor.layout is torch.strided
+    plain = _is_alone(tensor) and tensor.layout is torch.strided
     return plain and (tensor.is_cpu if device.type == "cpu" else tensor.device == device) and not tensor.is_neg()
 
 
