@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from blockadapt import SpectrumClip
+from blockadapt.spectrum import resolution_of
 
 
 @pytest.mark.parametrize(("lr", "momentum"), [(0.1, 0.9), (0.02, 0.0), (1.0, 0.99)])
@@ -46,3 +48,10 @@ def test_an_interval_closes_exactly_where_its_ends_are_within_a_hundredth(gamma:
             assert clip.is_closed(step) == (upper / lower - 1 < 1e-2)
     assert not clip.is_closed(round(200 / gamma))
     assert clip.is_closed(round(201 / gamma))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_resolution_is_the_largest_share_that_rounding_loses(dtype: torch.dtype) -> None:
+    one, share = torch.ones((), dtype=dtype), resolution_of(dtype)
+    assert one + share == one
+    assert one + 1.001 * share > one

@@ -1,14 +1,18 @@
 """Break the library in one place after another, and see whether the tests notice: `make mutants`.
 
 A mutant is a module with one change: a comparison turned, a number moved, a condition negated, a statement left out. It
-is killed if the tests chosen for its module fail, and survives if they pass. The score is the share that is killed.
+is killed if one of its tests fails, and survives if they pass. The score is the share that is killed.
 
     python tests/mutants/mutants.py                              every module, a sample of each
     python tests/mutants/mutants.py --module partition --all     every mutant of one
     python tests/mutants/mutants.py --module partition --only 17 show one, and what its tests say
 
 Torch, Numba and pytest are imported once; each mutant is a fork, in which an import hook puts the changed module in the
-place of the original. No file is written, so that a mutant cannot outlive its run.
+place of the original. The source is never written to, so that a mutant cannot outlive its run.
+
+All tests run once without any change, and it is noted which functions each of them calls. A mutant meets those of its
+module's tests that call the function it is in, the quickest first, up to `--seconds`. So a survivor may be one that a
+longer run kills: `--only` runs all of the module's tests.
 """
 
 from __future__ import annotations
@@ -18,44 +22,71 @@ import ast
 import copy
 import importlib.abc
 import importlib.util
+import json
+import multiprocessing
 import os
 import random
 import signal
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "blockadapt"
 LIBRARY = "tests/library"
 OPTIMIZERS = f"{LIBRARY}/optimizers"
 
-SAFETY = [f"{OPTIMIZERS}/test_safety.py", f"{OPTIMIZERS}/test_fuzz.py"]
-FORMULAS = [f"{OPTIMIZERS}/test_oracle.py::test_every_option_follows_the_formulas", f"{OPTIMIZERS}/test_step_bound.py"]
-KERNELS = [f"{LIBRARY}/kernels", *FORMULAS]
+SAFETY = [f"{OPTIMIZERS}/test_safety.py"]
+FORMULAS = [f"{OPTIMIZERS}/test_oracle.py", f"{OPTIMIZERS}/test_step_bound.py"]
+KERNELS = [f"{LIBRARY}/kernels/test_kernels.py", f"{LIBRARY}/kernels/cpu/test_safety.py", *FORMULAS]
+CHANGES = [f"{OPTIMIZERS}/test_many_tensors.py", f"{OPTIMIZERS}/test_changes_between_steps.py"]
+ESTIMATES = [f"{OPTIMIZERS}/test_estimates.py"]
+RANKS = [f"{OPTIMIZERS}/test_ranks.py", *ESTIMATES]
 
 MODULES: dict[str, list[str]] = {
     "partition": [f"{LIBRARY}/test_partition.py", f"{LIBRARY}/test_validation.py", f"{OPTIMIZERS}/test_storage.py"],
     "moments": [f"{OPTIMIZERS}/test_equivalences.py", *FORMULAS],
-    "spectrum": [f"{LIBRARY}/test_validation.py", *FORMULAS],
-    "kernels.eigh": KERNELS,
+    "spectrum": [f"{LIBRARY}/test_spectrum.py", f"{LIBRARY}/test_validation.py", *FORMULAS, *ESTIMATES],
+    "kernels.eigh": [*KERNELS, *ESTIMATES],
     "kernels.layout": [f"{OPTIMIZERS}/test_storage.py", *KERNELS],
+    "kernels.safety": [f"{LIBRARY}/kernels/cpu/test_safety.py", *SAFETY],
+    "kernels.dispatch": [f"{LIBRARY}/kernels/test_dispatch.py", f"{LIBRARY}/test_validation.py", *ESTIMATES],
+    "kernels.host": [f"{LIBRARY}/kernels/test_host.py"],
+    "kernels.segments": KERNELS,
+    "kernels.work_lists": KERNELS,
+    "kernels.transfer": [f"{OPTIMIZERS}/test_capturable.py"],
     "kernels.cpu.kernel": KERNELS,
-    "kernels.cpu.work": KERNELS,
-    "optimizers.update": FORMULAS,
-    "optimizers.unit": [f"{OPTIMIZERS}/test_contract.py"],
-    "optimizers.gradients": [f"{OPTIMIZERS}/test_nonfinite.py"],
-    "optimizers.base": [f"{LIBRARY}/test_validation.py", f"{OPTIMIZERS}/test_contract.py"],
+    "kernels.cpu.work": [*KERNELS, *ESTIMATES],
+    "optimizers.update": [*FORMULAS, *CHANGES, *SAFETY],
+    "optimizers.unit": [f"{OPTIMIZERS}/test_contract.py", *CHANGES, *SAFETY],
+    "optimizers.gradients": [f"{OPTIMIZERS}/test_nonfinite.py", *SAFETY],
+    "optimizers.options": [f"{LIBRARY}/test_validation.py", f"{OPTIMIZERS}/test_contract.py", *SAFETY],
+    "optimizers.standing": [*CHANGES, *SAFETY],
+    "optimizers.peak": ESTIMATES,
+    "optimizers.estimates": ESTIMATES,
+    "optimizers.traced": [f"{OPTIMIZERS}/test_traced.py"],
+    "optimizers.base": [f"{LIBRARY}/test_validation.py", f"{OPTIMIZERS}/test_contract.py", *CHANGES, *SAFETY],
+    "optimizers.step_state": [f"{OPTIMIZERS}/test_contract.py", *CHANGES, *SAFETY],
     "optimizers.checkpoint": [f"{OPTIMIZERS}/test_checkpoint.py", f"{OPTIMIZERS}/test_faults.py"],
-    "optimizers.storage": [f"{OPTIMIZERS}/test_storage.py", f"{OPTIMIZERS}/test_checkpoint.py"],
+    "optimizers.storage": [f"{OPTIMIZERS}/test_storage.py", f"{OPTIMIZERS}/test_checkpoint.py", *SAFETY],
+    "optimizers.ranks.contract": RANKS,
+    "optimizers.ranks.messages": RANKS,
+    "optimizers.ranks.own_shards": RANKS,
+    "optimizers.ranks.rows": RANKS,
+    "optimizers.ranks.shared_out": RANKS,
 }
-"""The tests that know a module best; `SAFETY` follows for all."""
+"""The tests that know a module best."""
 
 
 # What can be changed -------------------------------------------------------------------------------------------------
@@ -131,15 +162,22 @@ _UNTOUCHED = {"annotation", "returns", "decorator_list", "bases"}
 """Fields that say what a thing is rather than what it does."""
 
 
-def places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
-    """Where a node hangs: its parent, the field, and the position in it if that is a list."""
+Spot = tuple[ast.AST, str, "int | None", int]
+
+
+def spots(tree: ast.AST, function: int = 0) -> Iterator[Spot]:
+    """Where a node hangs: its parent, the field, the position in it if that is a list; and the line of its function."""
+    if isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        function = min(line.lineno for line in (tree, *tree.decorator_list))
     for name, value in ast.iter_fields(tree):
         if name in _UNTOUCHED or _is_for_types_only(tree) or isinstance(tree, (ast.Raise, ast.Assert, ast.JoinedStr)):
             continue  # words of a refusal are compared by tests of their own
+        if isinstance(tree, ast.keyword) and tree.arg == "strict":
+            continue  # of zip: an assertion too
         for position, child in enumerate(value if isinstance(value, list) else [value]):
             if isinstance(child, ast.AST):
-                yield tree, name, position if isinstance(value, list) else None
-                yield from places(child)
+                yield tree, name, position if isinstance(value, list) else None, function
+                yield from spots(child, function)
 
 
 def _is_for_types_only(node: ast.AST) -> bool:
@@ -153,6 +191,7 @@ class Mutant:
     module: str
     number: int
     line: int
+    function: int
     before: str
     after: str
     code: Any
@@ -171,7 +210,7 @@ def mutants(module: str) -> list[Mutant]:
     path = file_of(module)
     tree = ast.parse(path.read_text())
     found = []
-    for parent, name, position in list(places(tree)):
+    for parent, name, position, function in list(spots(tree)):
         whole = getattr(parent, name)
         node = whole if position is None else whole[position]
         for new in replacements(node):
@@ -187,7 +226,7 @@ def mutants(module: str) -> list[Mutant]:
                 whole[position] = node
             line = getattr(node, "lineno", 0)
             code = compile(changed, str(path), "exec")
-            found.append(Mutant(module, len(found), line, _short(node), _short(new), code))
+            found.append(Mutant(module, len(found), line, function, _short(node), _short(new), code))
     return found
 
 
@@ -216,13 +255,57 @@ class Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(self.code, module.__dict__)
 
 
-def tests_of(module: str) -> list[str]:
-    """The best first, each once."""
-    return list(dict.fromkeys([*MODULES[module], *SAFETY]))
+@dataclass
+class Test:
+    """What a test does when nothing is changed."""
+
+    seconds: float = 0.0
+    """Of the processor, its children's included."""
+    calls: set[tuple[str, int]] = field(default_factory=set)
+    """Functions of the library, by file and first line."""
 
 
-def live(mutant: Mutant | None, module: str, limit: float, loud: bool = False) -> bool:
-    """Run the module's tests in a fork; whether all passed. One that does not end in time has been noticed."""
+class Recorder:
+    """Notes what each test calls, in children that it forks too: a line in a file that they share."""
+
+    def __init__(self, file: int) -> None:
+        self._file, self._seen = file, set[tuple[str, int]]()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Around one test."""
+        self._seen.clear()
+        self._item, begin = item.nodeid, sum(os.times()[:4])
+        sys.settrace(self._enter)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            self._write(sum(os.times()[:4]) - begin)
+
+    def _enter(self, frame: Any, event: str, argument: Any) -> None:
+        called = frame.f_code.co_filename, frame.f_code.co_firstlineno
+        if called not in self._seen and called[0].startswith(str(SOURCE)):
+            self._seen.add(called)
+            self._write(called)
+
+    def _write(self, what: Any) -> None:
+        os.write(self._file, (json.dumps([self._item, what]) + "\n").encode())
+
+
+class Chosen:
+    """Leaves only these tests, in this order."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._order = {name: position for position, name in enumerate(names)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Before any of them runs."""
+        items[:] = sorted((i for i in items if i.nodeid in self._order), key=lambda item: self._order[item.nodeid])
+
+
+def live(mutant: Mutant | None, files: Sequence[str], plugin: object, limit: float, loud: bool = False) -> bool | None:
+    """Run tests in a fork; whether all passed, or None if they did not end in time."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -235,10 +318,10 @@ def live(mutant: Mutant | None, module: str, limit: float, loud: bool = False) -
             if mutant is not None:
                 name = f"blockadapt.{mutant.module}"
                 sys.meta_path.insert(0, Hook(name, mutant.code, file_of(mutant.module)))
-            import pytest
-
-            options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--no-header"]
-            code = int(pytest.main([*options, *tests_of(module)]))
+            processes = importlib.import_module("support.processes")
+            processes._SERVER = multiprocessing.get_context("fork")  # ranks have the change too
+            options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "not slow", "--no-header"]
+            code = int(pytest.main([*options, *files], plugins=[plugin]))
         except BaseException:  # a mutant may raise anything
             traceback.print_exc()
         finally:
@@ -253,25 +336,58 @@ def live(mutant: Mutant | None, module: str, limit: float, loud: bool = False) -
         time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return False
+    return None
 
 
-def judge(module: str, chosen: Sequence[Mutant], jobs: int) -> list[Mutant]:
+def watched(modules: Sequence[str]) -> dict[str, Test]:
+    """All tests of these modules by name, run once with nothing changed."""
+    files = list(dict.fromkeys(file for module in modules for file in MODULES[module]))
+    with tempfile.TemporaryFile("a+") as record:
+        if not live(None, files, Recorder(record.fileno()), limit=7200.0):
+            live(None, files, Chosen(()), limit=7200.0, loud=True)
+            sys.exit("tests fail without any change")
+        record.seek(0)
+        tests: dict[str, Test] = defaultdict(Test)
+        for name, what in map(json.loads, record):
+            if isinstance(what, float):
+                tests[name].seconds = what
+            else:
+                tests[name].calls.add(tuple(what))
+    return tests
+
+
+def chosen_for(mutant: Mutant, tests: Mapping[str, Test], seconds: float) -> list[str]:
+    """Tests of its module that call its function, the quickest first, up to so many seconds.
+
+    What is called by none, as what is only traced or only imported, meets all tests that call anything of the module.
+    """
+    file = str(file_of(mutant.module))
+    known = {name: test for name, test in tests.items() if name.split("::")[0] in MODULES[mutant.module]}
+    calling = [name for name, test in known.items() if (file, mutant.function) in test.calls]
+    calling = calling or [name for name, test in known.items() if any(file == other for other, _ in test.calls)]
+    ordered = sorted(calling, key=lambda name: known[name].seconds)
+    ends = accumulate(known[name].seconds for name in ordered)
+    return [name for name, end in zip(ordered, ends, strict=True) if end <= seconds]
+
+
+def judge(module: str, chosen: Sequence[Mutant], tests: Mapping[str, Test], seconds: float, jobs: int) -> list[Mutant]:
     """The survivors."""
-    begin = time.monotonic()
-    if not live(None, module, limit=3600.0):
-        live(None, module, limit=3600.0, loud=True)
-        sys.exit(f"{module}: its tests fail without any change")
-    usual = time.monotonic() - begin
+
+    def lives(mutant: Mutant) -> bool | None:
+        names = chosen_for(mutant, tests, seconds)
+        files = list(dict.fromkeys(name.split("::")[0] for name in names))
+        limit = 300 + 60 * jobs * sum(tests[name].seconds for name in names)
+        return live(mutant, files, Chosen(names), limit) if names else True
+
     survivors = []
     with ThreadPoolExecutor(jobs) as pool:
-        lives = pool.map(lambda mutant: live(mutant, module, limit=30 + 4 * jobs * usual), chosen)
-        for mutant, alive in zip(chosen, lives, strict=True):
+        for mutant, alive in zip(chosen, pool.map(lives, chosen), strict=True):
+            if alive or alive is None:
+                print(f"  {'lives' if alive else 'does not end'}: {mutant}", flush=True)
             if alive:
                 survivors.append(mutant)
-                print(f"  lives: {mutant}", flush=True)
     killed, total = len(chosen) - len(survivors), len(chosen)
-    print(f"{module}: {killed} of {total} killed ({killed / max(1, total):.0%}), tests take {usual:.0f} s", flush=True)
+    print(f"{module}: {killed} of {total} killed ({killed / max(1, total):.0%})", flush=True)
     return survivors
 
 
@@ -280,6 +396,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--module", choices=MODULES, action="append", help="only these")
     parser.add_argument("--sample", type=int, default=40, help="mutants of each module")
+    parser.add_argument("--seconds", type=float, default=20.0, help="tests that a mutant meets, by what they take")
     parser.add_argument("--all", action="store_true", help="every mutant")
     parser.add_argument("--only", type=int, help="one mutant of one module, with its tests' output")
     parser.add_argument("--seed", type=int, default=0)
@@ -287,20 +404,24 @@ def main() -> None:
     options = parser.parse_args()
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-    for package in ("torch", "numba", "pytest"):  # not hypothesis: pytest wants to see it imported
-        importlib.import_module(package)
+    for package in ("numba", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"):
+        importlib.import_module(package)  # not hypothesis: pytest wants to see it imported
+    modules = options.module or [*MODULES]
+    every = {module: mutants(module) for module in modules}
+    if options.only is not None:
+        mutant = every[modules[0]][options.only]
+        print(mutant)
+        print("lives" if live(mutant, MODULES[mutant.module], object(), 3600.0, loud=True) else "killed")
+        return
+    tests = watched(modules)
+    print(f"{len(tests)} tests take {sum(test.seconds for test in tests.values()):.0f} s", flush=True)
     tried = lived = 0
-    for module in options.module or MODULES:
-        every = mutants(module)
-        if options.only is not None:
-            print(every[options.only])
-            print("lives" if live(every[options.only], module, 3600.0, loud=True) else "killed")
-            return
-        chosen = every
-        if not options.all and len(every) > options.sample:
-            chosen = sorted(random.Random(options.seed).sample(every, options.sample), key=lambda mutant: mutant.number)
+    for module, found in every.items():
+        chosen = found
+        if not options.all and len(found) > options.sample:
+            chosen = sorted(random.Random(options.seed).sample(found, options.sample), key=lambda mutant: mutant.number)
         tried += len(chosen)
-        lived += len(judge(module, chosen, options.jobs))
+        lived += len(judge(module, chosen, tests, options.seconds, options.jobs))
     print(f"all: {tried - lived} of {tried} killed ({(tried - lived) / tried:.1%})")
 
 

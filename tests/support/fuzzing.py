@@ -660,8 +660,9 @@ def laid_out(values: Tensor, layout: int) -> Tensor:
 
 
 def cut(params: list[Parameter], options: Options) -> list[list[int]]:
-    """The blocks of these parameters as lists of coordinates."""
-    return blocks_of(options["grouping"], options["block_size"], [tuple(p.shape) for p in params])[0]
+    """The blocks of these parameters as lists of coordinates; none where there are no coordinates."""
+    blocks, _ = blocks_of(options["grouping"], options["block_size"], [tuple(p.shape) for p in params])
+    return [block for block in blocks if block]
 
 
 def is_closed(clip: SpectrumClip, t: int) -> bool:

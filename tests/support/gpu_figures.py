@@ -58,7 +58,7 @@ def launches_of(path: str, n: int, dtype: torch.dtype, target: GPUTarget) -> lis
     registers, work.registers = work.registers, lambda device: of_nvidia if target.backend == "cuda" else {}
     case = PATHS[path](training(n, 40, dtype))
     place = case.segment().place
-    work_list = work.WorkList(place.batch, [place], case.refresh)
+    work_list = work.TritonWorkList(place.batch, [place], case.refresh)
     try:
         return work_list._launches(torch.zeros(1, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.float64))
     finally:
@@ -196,7 +196,7 @@ def estimate(found: Counter[str], n: int, kept: bool, device: Device) -> tuple[f
     rows = found["loads"] + found["stores"]
     triangle = n * (n + 1) // 2
     cycles = device.processors * device.clock
-    moved = 4 * (2 * triangle + 5 * n + kept * (n * n + 2 * n))
+    moved = 4 * (2 * triangle + 5 * n + (kept and n > 1) * (n * (n - 1) // 2 + 2 * n))  # reflections, eigenvalues
     times = (
         (found["operations"] + 3 * rows) / (4 * cycles) / 32,
         (rows + 31 * 2 * triangle) / cycles / 32,

@@ -39,14 +39,3 @@ def write_images(
             }
         )
         pyarrow.parquet.write_table(table, folder / f"{split}-{part:05}-of-{parts:05}.parquet")
-
-
-def write_cifar(folder: Path) -> Path:
-    """Noise in the files of CIFAR-10 and CIFAR-100."""
-    random = np.random.default_rng(0)
-    for name, label, classes in (("cifar10", "label", 10), ("cifar100", "fine_label", 100)):
-        for split, count in (("train", 60), ("test", 24)):
-            pixels = random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
-            labels = random.integers(0, classes, count)
-            write_images(folder / name, split, pixels, image="img", label=label, labels=labels)
-    return folder

@@ -369,30 +369,28 @@ def torn_and_saved(plain: dict[str, Any], folder: str) -> tuple[bool, str]:
     """Whether shards that cut blocks are resumed exactly; what they say to a state whose blocks are whole."""
     warnings.simplefilter("ignore")
     nets = [built("fsdp", {"block_size": 4, "refresh_every": 3}, rows=9, seed=seed) for seed in (5, 99)]
-    train(*nets[0], range(6))
-    dcp.save({"model": (states := get_state_dict(*nets[0]))[0], "optimizer": states[1]}, checkpoint_id=folder)
-    model_state, state = get_state_dict(*nets[1])
-    loaded = {"model": model_state, "optimizer": state}
-    dcp.load(loaded, checkpoint_id=folder)
-    set_state_dict(*nets[1], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
-    for net, optimizer in nets:
-        train(net, optimizer, range(6, 9))
-    params = [param_bits(whole(net.parameters())) for net, _ in nets]
-    return params[0] == params[1], message(lambda: nets[0][1].load_state_dict(plain))
+    first, second = _trained_with_a_copy(nets, 6, folder)
+    return first == second, message(lambda: nets[0][1].load_state_dict(plain))
 
 
 def copies_saved(options: Options, folder: str) -> tuple[list[bytes], list[bytes]]:
     """A model on a mesh whose first dimension replicates, and another one that read its checkpoint; both train on."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "rows"))
-    nets = [built("fsdp", options, rows=16, seed=seed, mesh=mesh) for seed in (5, 99)]
-    train(*nets[0], range(4))
+    return _trained_with_a_copy([built("fsdp", options, rows=16, seed=seed, mesh=mesh) for seed in (5, 99)], 4, folder)
+
+
+def _trained_with_a_copy(
+    nets: Sequence[tuple[nn.Module, BlockAdam]], steps: int, folder: str
+) -> tuple[list[bytes], list[bytes]]:
+    """Train the first net, let the second read its checkpoint, train both three steps on, and return their bits."""
+    train(*nets[0], range(steps))
     dcp.save({"model": (states := get_state_dict(*nets[0]))[0], "optimizer": states[1]}, checkpoint_id=folder)
     model_state, state = get_state_dict(*nets[1])
     loaded = {"model": model_state, "optimizer": state}
     dcp.load(loaded, checkpoint_id=folder)
     set_state_dict(*nets[1], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
     for net, optimizer in nets:
-        train(net, optimizer, range(4, 7))
+        train(net, optimizer, range(steps, steps + 3))
     first, second = (param_bits(whole(net.parameters())) for net, _ in nets)
     return first, second
 

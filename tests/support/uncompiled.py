@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from blockadapt.kernels.cpu import (
-    effective,
-    eigensolver,
-    jacobi,
-    kept_basis,
-    new_basis,
-    ones,
-    reflections,
-    scratch,
-    step,
-    thresholds,
-    tile_io,
-    tridiagonal,
-    work,
-)
+from blockadapt.kernels import cpu
+from blockadapt.kernels.cpu import work
 
-MODULES = (
-    effective,
-    eigensolver,
-    jacobi,
-    kept_basis,
-    new_basis,
-    ones,
-    reflections,
-    scratch,
-    step,
-    thresholds,
-    tile_io,
-    tridiagonal,
-)
+MODULES = [
+    importlib.import_module(found.name)
+    for found in pkgutil.iter_modules(cpu.__path__, f"{cpu.__name__}.")
+    if found.name != work.__name__  # it is Python itself, and asks for the Python bodies that it needs
+]
 
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All of the step's modules as plain Python. What is compiled is compiled before, with the compiled ones."""
+    """Put plain Python into every module of the kernel. What is compiled is compiled before, with the compiled ones."""
     for real in (np.float32, np.float64):
         work.worker_for(real, None)
     for module in MODULES:

@@ -1,4 +1,4 @@
-"""What a kernel is given, and what it promises.
+"""Defines what a kernel is given, and what it promises.
 
     Batch     blocks of one size, dtype, device and spectral function: what one call takes
     Place     where some of them lie, kept while nothing moves
@@ -29,7 +29,7 @@ from blockadapt.validation import has_numbers
 
 
 class Descent(NamedTuple):
-    """How the gradient enters and how the parameter shrinks: g = sign · grad + coupled · x; x ← shrink · x − …"""
+    """Says how the gradient enters and how the parameter shrinks: g = sign · grad + coupled · x; x ← shrink · x − …"""
 
     sign: float
     coupled: float
@@ -37,7 +37,7 @@ class Descent(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """All numbers of one step, one NamedTuple a stage. The host knows them, or the device does: see `terms.Term`."""
+    """Holds all numbers of one step, one NamedTuple a stage. The host or the device knows them: see `terms.Term`."""
 
     descent: Descent
     first: FirstMoment
@@ -46,17 +46,17 @@ class Coefficients(NamedTuple):
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """All of them in a row, in the order of `TERMS`."""
+        """Give all of them in a row, in the order of `TERMS`."""
         return (*self.descent, *self.first, *self.second, *self.spectrum)
 
     @classmethod
     def of(cls, terms: Iterable[Any]) -> Coefficients:
-        """The inverse of `terms`. Columns of tensors may stand for the numbers."""
+        """Undo `terms`. Columns of tensors may stand for the numbers."""
         rest = iter(terms)
         return cls(*(stage(*islice(rest, len(stage._fields))) for stage in _STAGES))
 
     def split(self, number: int) -> list[Coefficients]:
-        """The coefficients of each of so many parameters, where a tensor holds one number for each of them."""
+        """Give each of so many parameters its coefficients, where a tensor holds one number for each of them."""
         columns = [term.unbind() if isinstance(term, Tensor) and term.ndim else (term,) * number for term in self.terms]
         return [Coefficients.of(terms) for terms in zip(*columns, strict=True)]
 
@@ -66,11 +66,11 @@ _STAGES: tuple[Any, ...] = tuple(get_type_hints(Coefficients).values())
 TERMS = tuple(
     f"{name}.{term}" for name, stage in zip(Coefficients._fields, _STAGES, strict=True) for term in stage._fields
 )
-"""The name of each of the `terms`, such as "spectrum.damping": where a table of terms has its columns."""
+"""Names each of the `terms`, such as "spectrum.damping": a table of terms has its columns in this order."""
 
 
 class Batch(NamedTuple):
-    """Blocks that go to a kernel together, whatever parameters they are from.
+    """Says what blocks have in common that go to a kernel together, whatever parameters they are from.
 
     Blocks that have no numbers, such as those of a FakeTensor, count as on the device "meta".
     """
@@ -83,7 +83,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where blocks of one size lie: all runs of one length in one parameter. It stays while its tensors stay.
+    """Says where blocks of one size lie: all runs of one length in one parameter. It stays while its tensors stay.
 
     Tensors are views [major, minor, width]; a block is one (major, minor). Coordinates have k <= n entries: a short
     last run is a block of n whose missing coordinates are zero. What is kept between refreshes lies in tiles, see
@@ -113,17 +113,17 @@ class Place:
     offset: int = 0
 
     def part(self, grad: Tensor) -> Tensor:
-        """Of the gradient of the whole parameter, [major, minor, k]: it lies there as x lies in the parameter."""
+        """View its part of the whole parameter's gradient, [major, minor, k]: it lies there as x in the parameter."""
         return grad.as_strided(self.x.shape, self.x.stride(), grad.storage_offset() + self.offset)
 
     @cached_property
     def num_blocks(self) -> int:
-        """Blocks that lie here."""
+        """Count the blocks that lie here."""
         return self.x.shape[0] * self.x.shape[1]
 
     @cached_property
     def batch(self) -> Batch:
-        """What these blocks are called with."""
+        """Say what these blocks have in common with others of their batch."""
         device = self.x.device if has_numbers(self.x) else torch.device("meta")
         return Batch(self.n, self.second_moment.dtype, device, self.function)
 
@@ -170,7 +170,7 @@ class Tally:
 
 
 class Segment(NamedTuple):
-    """One step for the blocks of one place.
+    """Holds one step for the blocks of one place.
 
     Attributes:
         place: Where they lie.
@@ -188,7 +188,7 @@ class Segment(NamedTuple):
 
 
 class Change(Protocol):
-    """A step made ready for all blocks of a batch."""
+    """Is a step made ready for all blocks of a batch."""
 
     def write_(self) -> None:
         """Take it: x, m, V and what else the places hold. It cannot raise: all that may fail lies behind it."""
@@ -218,7 +218,7 @@ class Kernel(ABC):
     """
 
     name: str
-    """What people call it, in `backend=` and in records."""
+    """People call it by this name, in `backend=` and in records."""
 
     measures: ClassVar[bool] = False
     """Whether it fills the tally of a segment that has one, as `SpectrumClip("auto")` needs it."""
@@ -233,7 +233,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """V = U Λ Uᵀ for packed V [num_blocks, n(n+1)/2].
+        """Solve V = U Λ Uᵀ for packed V [num_blocks, n(n+1)/2].
 
         Returns:
             Λ [num_blocks, n], in no order, and U [num_blocks, n, n].

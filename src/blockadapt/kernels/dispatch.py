@@ -49,7 +49,11 @@ class Dispatcher:
         return next(kernel for kernel in self.kernels if kernel.takes(batch))
 
     def prepare(self, batches: Mapping[Batch, Sequence[Segment]]) -> list[Change]:
-        """Make every batch's change ready, or raise, with nothing changed yet."""
+        """Make every batch's change ready, or raise, with nothing changed yet.
+
+        Raises:
+            ValueError: A clip is to measure its `final_lr`, and the kernel of some blocks measures nothing.
+        """
         chosen = [(self.kernel_for(batch), batch, segments) for batch, segments in batches.items()]
         for kernel, _, segments in chosen:
             if not kernel.measures and any(segment.tally is not None for segment in segments):

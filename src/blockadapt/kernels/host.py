@@ -49,7 +49,7 @@ class HostKernel(Kernel):
 
 @dataclass(frozen=True)
 class HostChange:
-    """A step on copies that is not yet written back."""
+    """Holds a step on copies that is not yet written back."""
 
     change: Change
     segments: Sequence[Segment]
@@ -76,6 +76,7 @@ def _copied(segment: Segment) -> Segment:
 
 @lru_cache(maxsize=16)
 def _warn_once(kind: str) -> None:
+    """Warn of such a device, the first time that it is asked."""
     warnings.warn(
         f"blockadapt: the device {kind!r} has no torch.linalg.eigh, so every step copies its blocks to the CPU and "
         f"back.",

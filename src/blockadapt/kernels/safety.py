@@ -1,4 +1,4 @@
-"""Whether memory is what a compiled kernel takes it for. It reads and writes addresses, so this is asked before.
+"""Checks that memory is what a compiled kernel takes it for: it reads and writes addresses, so this is asked before.
 
 The tensors of a place are checked once, when their addresses are taken; the gradient, which may be another each time,
 at every step. What does not fit is refused in one sentence.
@@ -79,7 +79,7 @@ def gradient_addresses(owner: str, grads: Sequence[Tensor], batch: Batch, reache
 
 
 def _lie_in_memory(tensors: Sequence[Tensor], batch: Batch) -> bool:
-    """`lies_in_memory` for all of them, of the batch's dtype."""
+    """Whether `lies_in_memory` holds for all of them, in the batch's dtype."""
     if {*map(_dtype, tensors)} != {batch.dtype} or {*map(_layout, tensors)} != {torch.strided}:
         return False
     kinds: set[type[Tensor]] = {*map(type, tensors)}
@@ -89,12 +89,13 @@ def _lie_in_memory(tensors: Sequence[Tensor], batch: Batch) -> bool:
 
 
 def _bytes_held(tensors: Sequence[Tensor]) -> np.ndarray:
-    """`_storage_bytes` of each."""
+    """Count the `_storage_bytes` of each."""
     try:
-        storages, count = [*map(Tensor.untyped_storage, tensors)], len(tensors)
-        held = np.fromiter(map(UntypedStorage.nbytes, storages), np.int64, count)
-        held -= tensors[0].itemsize * np.fromiter(map(Tensor.storage_offset, tensors), np.int64, count)
-        return np.where(np.fromiter(map(UntypedStorage.data_ptr, storages), np.int64, count) != 0, held, 0)
+        count = len(tensors)
+        held = np.fromiter(map(UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors)), np.int64, count)
+        skipped = tensors[0].itemsize * np.fromiter(map(Tensor.storage_offset, tensors), np.int64, count)
+        begins = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, count)
+        return np.where(begins != skipped, held - skipped, 0)  # a storage without memory begins at 0
     except (RuntimeError, NotImplementedError):  # wrapped by a transformation of torch.func
         return np.array([_storage_bytes(tensor) for tensor in tensors])
 
@@ -106,7 +107,11 @@ def span_bytes(tensor: Tensor) -> int:
 
 
 def require_plain(owner: str, name: str, tensor: Tensor, batch: Batch) -> None:
-    """Refuse a tensor whose numbers are not of the batch's dtype, or not at its address on the batch's device."""
+    """Refuse a tensor whose numbers are not of the batch's dtype, or not at its address on the batch's device.
+
+    Raises:
+        ValueError: It is such a tensor.
+    """
     if not lies_in_memory(tensor, batch.device):
         sign = ", negative bit" if tensor.is_neg() else ""
         what = Described(f"{type(tensor).__name__} ({tensor.layout}, {tensor.device}{sign})")
@@ -116,14 +121,18 @@ def require_plain(owner: str, name: str, tensor: Tensor, batch: Batch) -> None:
 
 
 def require_within(owner: str, name: str, tensor: Tensor, reach: int) -> None:
-    """Refuse a tensor whose storage ends before so many bytes from its first element."""
+    """Refuse a tensor whose storage ends before so many bytes from its first element.
+
+    Raises:
+        ValueError: It is such a tensor.
+    """
     rule = f"in a storage of at least {reach} bytes from its first element on"
     held = _storage_bytes(tensor)
     require(reach <= held, owner, name, rule, held)
 
 
 def _storage_bytes(tensor: Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its storage; none where it has no memory of its own."""
+    """Count bytes from a tensor's first element to the end of its storage; none where it has no memory of its own."""
     try:
         storage = tensor.untyped_storage()
         return int(storage.nbytes() - tensor.storage_offset() * tensor.itemsize) if storage.data_ptr() else 0

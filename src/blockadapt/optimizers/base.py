@@ -1,4 +1,4 @@
-"""What all block optimizers share: options, state, and the step as the pipeline."""
+"""What all block optimizers share: options, the step as the pipeline, and torch's side of an optimizer."""
 
 from __future__ import annotations
 
@@ -13,43 +13,22 @@ from torch.optim import Optimizer
 
 from blockadapt.errors import NonFiniteGradientError
 from blockadapt.kernels import Coefficients, Descent, Dispatcher, Kernel, get_kernel
+from blockadapt.kernels.segments import Recipe
 from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.estimates import Estimates
-from blockadapt.optimizers.gradients import are_usable, require_gradients, unusable
+from blockadapt.optimizers.gradients import Gradients, are_usable, refuse, require_gradients
 from blockadapt.optimizers.options import require_capturable, require_cut, require_listed_once, require_options
 from blockadapt.optimizers.peak import peak_lr, raise_peak_
-from blockadapt.optimizers.ranks import (
-    OwnShards,
-    Ranks,
-    SharedOut,
-    Verdict,
-)
+from blockadapt.optimizers.ranks import OwnShards, Ranks, SharedOut, Verdict
 from blockadapt.optimizers.standing import Standing
-from blockadapt.optimizers.storage import (
-    State,
-    all_in_form,
-    block_state_names,
-    counter_device,
-    shapes_of,
-    steps_taken,
-)
+from blockadapt.optimizers.step_state import StepState
 from blockadapt.optimizers.traced import TracedStep
-from blockadapt.optimizers.unit import Group, Known, Unit, Units, describe, is_closed, units_of
+from blockadapt.optimizers.unit import Group, Unit, Units, is_closed, units_of
 from blockadapt.optimizers.update import Update
 from blockadapt.spectrum import INVERSE_ROOT, Estimate, SpectralFunction, Spectrum, SpectrumClip, resolution_of
 from blockadapt.terms import Term, term_of
-from blockadapt.validation import (
-    Described,
-    has_numbers,
-    is_plain,
-    refusal,
-    require,
-    require_lr,
-)
-
-CAPTURABLE = ("cuda", "xpu", "hpu", "privateuseone", "xla")
-"""Kinds of devices on which a step may be captured: those for which torch's own optimizers have `capturable`."""
+from blockadapt.validation import require_lr
 
 Closure = Callable[[], Any]
 
@@ -87,6 +66,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
         self._estimates = Estimates(owner)
         self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
+        self._step_state = StepState(self)
         self._standing: dict[int, Standing] = {}
         self._forget_twin(anew=True)
 
@@ -100,15 +80,15 @@ class BlockOptimizer(TracedStep, Optimizer):
         """Raise unless the options of its own are valid."""
 
     def _first_moment(self, group: Group, step: Term) -> FirstMoment:
-        """How m moves at this step; by default it is the gradient."""
+        """Say how m moves at this step; by default it is the gradient."""
         return FirstMoment(0.0, 1.0)
 
     def _second_moment(self, group: Group, step: Term) -> SecondMoment:
-        """How V moves at this step."""
+        """Say how V moves at this step."""
         raise NotImplementedError
 
     def _step_size(self, lr: Term, step: Term) -> Term:
-        """αₜ."""
+        """Compute αₜ."""
         return lr
 
     # The step ------------------------------------------------------------------------------------------------------
@@ -162,14 +142,16 @@ class BlockOptimizer(TracedStep, Optimizer):
         return loss
 
     def _made_ready(self) -> list[Update] | None:
-        """The step, ready to be written, one update for each bucket of units; None to skip it. Changes nothing."""
-        units = self.units()
-        if not self._has_usable_gradients():
+        """Make the step ready, one update for each bucket of units; None to skip it. Nothing changes yet."""
+        units, gradients = self.units(), [Gradients.of(group) for group in self.param_groups]
+        if not self._are_usable(gradients):
             return None
+        if not all(each.are_all for each in gradients):
+            units = [unit for unit in units if unit.is_moved()]
         self._estimates.begin()
         updates = []
         known: dict[Any, Coefficients] = {}
-        for bucket, together in enumerate(self._ranks.buckets([unit for unit in units if unit.is_moved()])):
+        for bucket, together in enumerate(self._ranks.buckets(units)):
             update = Update(self.spectral_function)
             known |= self._known_to_devices(together)
             others = self._repeat(bucket, together, update, known)
@@ -186,40 +168,51 @@ class BlockOptimizer(TracedStep, Optimizer):
     ) -> list[Unit] | None:
         """Put what stands as the last step left it into `update`, all at once; returns the others, None for all."""
         standing = self._standing.get(bucket)
-        steps = standing.steps(units, self._needed, self.state) if standing is not None else None
+        steps = standing.steps(units, self.state) if standing is not None else None
         if standing is None or steps is None:
             return None
         kinds = standing.kinds(steps)
-        if any(is_closed(self.param_groups[kind.group], kind.step) for kind in kinds.values()):
-            return None
-        plans = {
-            key: (
-                self._is_due(self.param_groups[kind.group], kind.step, kind.n),
-                self._coefficients_of(kind[:3], known),
-                self._estimates.tally(standing.first[kind.group]),
-            )
-            for key, kind in kinds.items()
-        }
-        return standing.others if standing.add_to(update, steps, plans) else None
+        recipes = {}
+        for key, kind in kinds.items():
+            group = self.param_groups[kind.group]
+            if group["capturable"] or [*kind.kept] != self._step_state.kept(group, kind.step):
+                return None
+            due = self._is_due(group, kind.step, kind.n)
+            tally = None if is_closed(group, kind.step) else self._estimates.tally(standing.first[kind.group])
+            recipes[key] = Recipe(due, self._coefficients_of(kind[:3], known), tally)
+        return standing.others if standing.add_to(update, steps, recipes) else None
 
     def _stand(self, bucket: int, units: Sequence[Unit]) -> None:
-        """Nothing has changed since, until the next step finds otherwise."""
+        """Remember all units as they are, until the next step finds otherwise."""
         self._standing[bucket] = Standing(units, self.state)
 
     def _kernels_of(self, bucket: int) -> Dispatcher:
-        """Kernels of its own for each bucket: they keep what they know of the blocks that they moved last."""
+        """Give each bucket kernels of its own: they keep what they know of the blocks that they moved last."""
         while len(self._more_kernels) < bucket:
             self._more_kernels.append(get_kernel(self._backend))
         return self._more_kernels[bucket - 1] if bucket else self.kernels
 
+    def make_state_(self) -> list[Unit]:
+        """Make what the next step would make of state, in form, and say which units it would move."""
+        update = Update(self.spectral_function)
+        units = [unit for unit in self.units() if unit.is_moved()]
+        for unit in units:
+            step = 0 if unit.group["capturable"] else self._step_state.steps_taken(unit) + 1
+            self._step_state.ready(unit, step, update)
+        for action in update.finish:
+            action()
+        return units
+
     def units(self) -> list[Unit]:
-        """Its units of blocks. Options that were set since the last step are checked here."""
+        """Return its units of blocks. Options that were set since the last step are checked here."""
+        for group in self.param_groups:
+            require_lr(type(self).__name__, group["lr"])
         units = self._units.of(self.param_groups)
         self._ranks.warn()
         return units
 
     def units_of(self, group: Group, index: int) -> list[Unit]:
-        """The units that a group with these options would have in this place."""
+        """Make the units that a group with these options would have in this place."""
         units = list(units_of(group, index))
         self._ranks.share_out(units)
         return units
@@ -230,19 +223,19 @@ class BlockOptimizer(TracedStep, Optimizer):
         `known` has what other units needed: parameters of a group are almost always at the same step. A unit whose
         counter lies on a device has its own there.
         """
-        group, held = unit.group, [self.state.get(param, {}) for param in unit.params]
+        group = unit.group
         coefficients, step = known.get(unit), 0
         if coefficients is None:
-            step = self._steps_taken(unit, held[0]) + 1
+            step = self._step_state.steps_taken(unit) + 1
             coefficients = self._coefficients_of((unit.index, step, statistics_dtype(unit.owner)), known)
         closed = is_closed(group, step)
-        states = self._states(unit, held, self._kept(group, step), update)
+        states = self._step_state.ready(unit, step, update)
         if closed:
             for param, state in zip(unit.params, states, strict=True):
                 update.add_scaled(unit, param, state, coefficients)
             return
         due = self._is_due(group, step, max(unit.cut.sizes, default=1))
-        refresh = due or not {"basis", "eigenvalues"} <= held[0].keys()
+        refresh = due or not {"basis", "eigenvalues"} <= self._step_state.held(unit)[0].keys()
         tally = self._estimates.tally(unit)
         if unit.spans:
             update.add_group(unit, states, refresh, coefficients, tally)
@@ -257,12 +250,12 @@ class BlockOptimizer(TracedStep, Optimizer):
         return step <= n or (step - 1) % int(group["refresh_every"]) == 0
 
     def _coefficients_of(self, key: tuple[int, int, torch.dtype], known: dict[Any, Coefficients]) -> Coefficients:
-        """The coefficients of a group's step, from `known` if other units have needed the same."""
+        """Return the coefficients of a group's step, from `known` if other units have needed the same."""
         group = self.param_groups[key[0]]
         return known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:], self.final_lr(group)))
 
     def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, Coefficients]:
-        """The coefficients of units whose steps only their devices count, many units at a time."""
+        """Compute the coefficients of units whose steps only their devices count, many units at a time."""
         if not any(group["capturable"] for group in self.param_groups):
             return {}
         alike: dict[tuple[int, torch.dtype, torch.device], list[Unit]] = {}
@@ -271,18 +264,17 @@ class BlockOptimizer(TracedStep, Optimizer):
                 alike.setdefault((unit.index, statistics_dtype(unit.owner), unit.owner.device), []).append(unit)
         known: dict[Unit, Coefficients] = {}
         for (_, dtype, device), together in alike.items():
-            taken = [self._counter(unit, device) for unit in together]
+            taken = [self._step_state.counter(unit, device) for unit in together]
             group = together[0].group
             columns = self.coefficients(group, torch.stack(taken).double() + 1, dtype, self.final_lr(group))
             known |= zip(together, columns.split(len(together)), strict=True)
         return known
 
     def coefficients(self, group: Group, step: Term, dtype: torch.dtype, final_lr: Term | None) -> Coefficients:
-        """All numbers of this group's step number `step`, for statistics of this dtype, clipped around `final_lr`.
+        """Compute all numbers of this group's step number `step`, for statistics of this dtype, around `final_lr`.
 
         `step` may be a tensor with the numbers of several parameters, and so may be what depends on it.
         """
-        require_lr(type(self).__name__, group["lr"])
         lr = term_of(group["lr"])
         decay, decoupled = float(group["weight_decay"]), self.decouples_weight_decay
         first, second = self._first_moment(group, step), self._second_moment(group, step)
@@ -304,7 +296,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         return Coefficients(descent, first, second, spectrum)
 
     def final_lr(self, group: Group) -> Term | None:
-        """α* of a param group at its present lr; None without a clip, and before an `"auto"` one has measured it."""
+        """Tell α* of a param group at its present lr; None without a clip, or before an `"auto"` one has measured."""
         self._estimates.read()
         clip: SpectrumClip | None = group["clip"]
         if clip is None:
@@ -314,155 +306,26 @@ class BlockOptimizer(TracedStep, Optimizer):
         ratio = Estimate.of(type(self).__name__, group["estimate"]).ratio
         return None if ratio is None else ratio * term_of(group["lr"])
 
-    # State ---------------------------------------------------------------------------------------------------------
-
-    def make_state_(self) -> list[Unit]:
-        """Make what the next step would make of state, in form, and say which units it would move."""
-        update = Update(self.spectral_function)
-        units = [unit for unit in self.units() if unit.is_moved()]
-        for unit in units:
-            held = [self.state.get(param, {}) for param in unit.params]
-            step = 0 if unit.group["capturable"] else self._steps_taken(unit, held[0]) + 1
-            self._states(unit, held, self._kept(unit.group, step), update)
-        for action in update.finish:
-            action()
-        return units
-
-    def _kept(self, group: Group, step: int) -> list[str]:
-        """The state that blocks keep after this step."""
-        return [] if is_closed(group, step) else block_state_names(group.get("amsgrad", False), group["refresh_every"])
-
-    def _all_kept(self, group: Group, kept: Sequence[str]) -> list[str]:
-        """What blocks keep, and the first moment."""
-        return [*kept, *["exp_avg"] * self.keeps_first_moment(group)]
-
-    def _needed(self, index: int) -> list[str] | None:
-        """All that units of a group keep while its clip is open; None if their devices count the steps."""
-        group = self.param_groups[index]
-        return None if group["capturable"] else self._all_kept(group, self._kept(group, 0))
-
-    def _states(self, unit: Unit, held: list[State], kept: Sequence[str], update: Update) -> list[State]:
-        """The state of each parameter with all that this step needs, in the one form that kernels take.
-
-        What is new, converted or no longer needed is put in place only if the step succeeds. While nothing has changed
-        since the step before, nothing is looked at again.
-        """
-        states, all_kept = held, self._all_kept(unit.group, kept)
-        if not unit.is_known(all_kept, unit.group["capturable"], held):
-            unit.forget()
-            states = [self._fitted(unit, param, kept if param is unit.owner else (), update) for param in unit.params]
-            update.finish.append(lambda: self._remember(unit, all_kept))
-        for state in states:
-            update.counters.append(state["step"])
-        return states
-
-    def _remember(self, unit: Unit, kept: Sequence[str]) -> None:
-        """All is in order now. What has no numbers lies nowhere, and is looked at again each time."""
-        parts = [unit.part(param) for param in unit.params]
-        if all(map(has_numbers, parts)):
-            states = [self.state[param] for param in unit.params]
-            unit.known = Known.of(kept, unit.group["capturable"], parts, states)
-
-    def _fitted(self, unit: Unit, param: Tensor, kept: Sequence[str], update: Update) -> State:
-        """The state of a parameter for this step; see `_states`.
-
-        Raises:
-            ValueError: The state does not fit the parameter or the options.
-            RuntimeError: The second moment was freed when the clip closed, and is needed now.
-        """
-        owner, whose = type(self).__name__, self._describe(unit, param)
-        self._require_writable(unit.part(param), whose)
-        if unit.group["capturable"]:
-            rule = f"False where parameters are not on one of {', '.join(CAPTURABLE)} (for {whose})"
-            fits = param.device.type in CAPTURABLE
-            require(fits, owner, "capturable", rule, Described(f"True for {param.device.type}"))
-        held = self.state.get(param, {})
-        shapes = shapes_of(unit.shape(param), unit.cut if param is unit.owner else None)
-        fitted = all_in_form(owner, whose, held, shapes, param, unit.cut, unit.group["capturable"])
-        needed = ["step"] + ["exp_avg"] * self.keeps_first_moment(unit.group) + (["cut", *kept] if kept else [])
-        for name in needed:
-            if name not in fitted:
-                fitted[name] = self._new(unit, param, name, shapes[name], held)
-        for name in [name for name in fitted if name not in needed]:  # closed, or an option was switched off
-            del fitted[name]
-
-        def keep() -> None:
-            state = self.state[param]
-            state.clear()
-            state.update(fitted)
-
-        update.finish.append(keep)
-        return fitted
-
-    def _new(self, unit: Unit, param: Tensor, name: str, shape: tuple[int, ...], held: State) -> Tensor:
-        """A state entry that is not there yet: zeros, or the cut's fingerprint."""
-        owner = type(self).__name__
-        if held and name == "second_moment":
-            rule = "left closed once it has closed, because the second moment was freed then"
-            value = Described(f"an open interval at step {steps_taken(held) + 1}")
-            raise RuntimeError(refusal(owner, "clip", rule, value))
-        if held and (name == "step" or (name == "exp_avg" and self.averages_gradient)):
-            rule = f"whole, or deleted to begin anew (for {self._describe(unit, param)})"
-            raise ValueError(refusal(owner, "state", rule, Described(f"one without {name!r}")))
-        if name == "step":
-            return torch.tensor(0, dtype=torch.int64, device=counter_device(param, unit.group["capturable"]))
-        if name == "cut":
-            return torch.tensor(unit.cut.fingerprint, dtype=torch.int64)
-        return torch.zeros(shape, dtype=statistics_dtype(param), device=unit.part(param).device)
-
-    def _require_writable(self, param: Tensor, whose: str) -> None:
-        """Raise unless a kernel may write into this parameter's memory."""
-        owner = type(self).__name__
-        rule = f"plain, dense, real floating-point tensors that own their numbers (for {whose})"
-        dense = is_plain(param) and param.layout is torch.strided and param.is_floating_point()
-        require(dense, owner, "params", rule, Described(f"{type(param).__name__} of {param.dtype}"))
-        apart = not param.is_neg() and torch._debug_has_internal_overlap(param) != 1
-        require(apart, owner, "params", rule, Described("one whose entries share memory or wait for a sign"))
-        require(not param.is_inference(), owner, "params", rule, Described("an inference tensor"))
-
-    def _steps_taken(self, unit: Unit, held: State) -> int:
-        """Steps that the owner has taken."""
-        count = held.get("step")
-        if count is None:
-            return 0
-        if _is_count(count) and (steps := int(count)) >= 0:
-            return steps
-        raise ValueError(self._no_count(unit, count))
-
-    def _counter(self, unit: Unit, device: torch.device) -> Tensor:
-        """The same as a number on the device, which nobody waits for."""
-        count: Any = self.state.get(unit.owner, {}).get("step")
-        if count is None:
-            return torch.zeros((), dtype=torch.int64, device=device)
-        if _is_count(count):
-            counter: Tensor = count.detach().reshape(()).to(device, torch.int64)
-            return counter
-        raise ValueError(self._no_count(unit, count))
-
-    def _no_count(self, unit: Unit, count: object) -> str:
-        rule = f"a count of steps (in the state of {self._describe(unit, unit.owner)})"
-        return refusal(type(self).__name__, "step", rule, count)
-
-    def _describe(self, unit: Unit, param: Tensor) -> str:
-        position = next(i for i, other in enumerate(unit.params) if other is param)
-        return describe(unit.group, unit.index, unit.position + position)
-
     @property
     def skipped_steps(self) -> int:
-        """Steps skipped because of a non-finite gradient, under `on_nonfinite="skip"`."""
+        """Count the steps skipped because of a non-finite gradient, under `on_nonfinite="skip"`."""
         return max(int(group["skipped_steps"]) for group in self.param_groups)
 
-    def _has_usable_gradients(self) -> bool:
-        """Whether to step. Raises at what can never be used."""
+    def _are_usable(self, gradients: Sequence[Gradients]) -> bool:
+        """Whether to step with these gradients of each group.
+
+        Raises:
+            NonFiniteGradientError: A gradient is not finite, and the group has `on_nonfinite="raise"`.
+        """
         owner = type(self).__name__
         for index, group in enumerate(self.param_groups):
-            require_gradients(owner, group, index)
+            require_gradients(owner, group, index, gradients[index])
         coupled = [0.0 if self.decouples_weight_decay else float(group["weight_decay"]) for group in self.param_groups]
         looked_at = [i for i, group in enumerate(self.param_groups) if group["on_nonfinite"] != "propagate"]
-        usable = are_usable([(self.param_groups[i], coupled[i]) for i in looked_at])
+        usable = are_usable([(gradients[i], coupled[i]) for i in looked_at])
         for index in [index for index, is_usable in zip(looked_at, usable, strict=True) if not is_usable]:
             if self.param_groups[index]["on_nonfinite"] == "raise":
-                raise unusable(owner, self.param_groups[index], index, coupled[index])
+                refuse(owner, self.param_groups[index], index, coupled[index])
         return all(usable)
 
     # torch.optim.Optimizer -----------------------------------------------------------------------------------------
@@ -515,7 +378,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._set_up()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as tensors and plain data, blocks one after another: `torch.load(weights_only=True)` reads it."""
+        """Return the state as tensors and plain data, by block: `torch.load(weights_only=True)` reads it."""
         self._ranks.require_whole()
         self._estimates.read()
         return checkpoint.written(f"{type(self).__name__}.state_dict", super().state_dict(), self.units())
@@ -534,10 +397,6 @@ class BlockOptimizer(TracedStep, Optimizer):
 
 
 def _mode_of(groups: Sequence[Group]) -> Any:
-    """Where FakeTensors are moved: in their mode, which may not be the present one. Elsewhere nothing is entered."""
+    """Give the mode of FakeTensors, which may not be the present one. Elsewhere nothing is entered."""
     first = next((param for group in groups for param in group["params"]), None)
     return nullcontext() if first is None else getattr(first, "fake_mode", None) or nullcontext()
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, Tensor) and is_plain(value) and value.numel() == 1

@@ -43,14 +43,14 @@ class Loads(Protocol):
         """Raise unless a group's options are valid and fit its parameters."""
 
     def units_of(self, group: Group, index: int) -> Sequence[Unit]:
-        """The units of a group with these options."""
+        """Make the units of a group with these options."""
 
 
 # Out ---------------------------------------------------------------------------------------------------------------
 
 
 def written(owner: str, state_dict: dict[str, Any], units: Sequence[Unit]) -> dict[str, Any]:
-    """The state dict of torch's base class with plain options, and all that blocks keep by block."""
+    """Turn the state dict of torch's base class into one with plain options, and all that blocks keep by block."""
     state = dict(state_dict["state"])
     for unit in units:
         keys = state_dict["param_groups"][unit.index]["params"][unit.position : unit.position + len(unit.params)]
@@ -70,7 +70,7 @@ def written(owner: str, state_dict: dict[str, Any], units: Sequence[Unit]) -> di
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A param group whose options are numbers, strings, lists and dicts only."""
+    """Return a param group with options that are numbers, strings, lists and dicts only."""
     group = dict(group)
     if isinstance(group["clip"], SpectrumClip):
         group["clip"] = asdict(group["clip"])
@@ -80,7 +80,7 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_number(value: Any) -> Any:
-    """Python's own number for NumPy's, also in a pair."""
+    """Return Python's own number for NumPy's, also in a pair."""
     if isinstance(value, (tuple, list)):
         return type(value)(map(_plain_number, value))
     return value.item() if isinstance(value, numbers.Real) and hasattr(value, "item") else value
@@ -105,7 +105,7 @@ def unshield_(state: Mapping[Tensor, dict[str, Any]]) -> None:
 
 
 def fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The state dict made ready for this optimizer: options restored, tensors copied to where they are used.
+    """Make a state dict ready for this optimizer: options restored, tensors copied to where they are used.
 
     Raises:
         ValueError: It does not fit, with the reason.
@@ -152,7 +152,11 @@ def _fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict
 
 
 def _restored(owner: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """A param group with its options as they were."""
+    """Return a param group with its options as they were.
+
+    Raises:
+        ValueError: It has no format, or one that this version does not read.
+    """
     group = dict(group)
     found = group.get(FORMAT_KEY)
     if found != FORMAT:
@@ -190,10 +194,13 @@ def _entries(
     param: Tensor,
     saved: Any,
 ) -> State:
-    """The state of one parameter, each entry checked against what it must be, copied and in the form of memory.
+    """Return the state of one parameter, each entry checked against what it must be, copied and in the form of memory.
 
     What an option that was switched on since the last step would add may be missing, and what one that was switched
     off no longer needs may be there: the next step sees to it.
+
+    Raises:
+        ValueError: The state is no dict of tensors, misses an entry, or has one that does not fit.
     """
     if not isinstance(saved, Mapping):
         raise ValueError(refusal(owner, "state", f"a dict of tensors (for {whose})", Described(type(saved).__name__)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from operator import attrgetter
-from typing import Any, cast
+from operator import attrgetter, eq, is_
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,10 +21,37 @@ from blockadapt.partition import MAX_BLOCK
 from blockadapt.terms import Term
 from blockadapt.validation import Described, has_numbers, is_plain, refusal
 
-_layout, _dtype, _device, _is_cpu, _is_meta = map(attrgetter, ("layout", "dtype", "device", "is_cpu", "is_meta"))
+_grad, _layout, _dtype, _device, _is_cpu, _is_meta = map(
+    attrgetter, ("grad", "layout", "dtype", "device", "is_cpu", "is_meta")
+)
+_is_none = functools.partial(is_, None)
 
 
-def require_gradients(owner: str, group: Group, index: int) -> None:
+class Gradients(NamedTuple):
+    """The parameters of a group that have a gradient, and their gradients, taken once a step.
+
+    Attributes:
+        params: The parameters.
+        grads: The gradient of each.
+        are_all: Whether no parameter of the group is without one.
+    """
+
+    params: Sequence[Tensor]
+    grads: Sequence[Tensor]
+    are_all: bool = True
+
+    @classmethod
+    def of(cls, group: Group) -> Gradients:
+        """Take those of a group."""
+        params: Sequence[Tensor] = group["params"]
+        grads: list[Any] = [*map(_grad, params)]
+        if not any(map(_is_none, grads)):
+            return cls(params, grads)
+        params = [param for param, grad in zip(params, grads, strict=True) if grad is not None]
+        return cls(params, [grad for grad in grads if grad is not None], are_all=False)
+
+
+def require_gradients(owner: str, group: Group, index: int, gradients: Gradients) -> None:
     """Raise at a gradient that no step can take, or that no longer belongs to its parameter.
 
     Raises:
@@ -32,7 +59,7 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
         ValueError: A gradient has another shape, device or kind than its parameter, whose data may have been replaced.
     """
     sharded = are_sharded(group["params"])
-    if not sharded and _fit([param for param in group["params"] if param.grad is not None]):
+    if not sharded and _fit(gradients):
         return
     for position, param in enumerate(group["params"]):
         grad = param.grad
@@ -52,16 +79,16 @@ def require_gradients(owner: str, group: Group, index: int) -> None:
         raise ValueError(refusal(owner, "grad", rule, Described(found)))
 
 
-def _fit(params: Sequence[Tensor]) -> bool:
+def _fit(gradients: Gradients) -> bool:
     """Whether all gradients are as they should be: in a few passes that run in C, for there may be many."""
-    grads: list[Any] = [param.grad for param in params]
+    params, grads, _ = gradients
     kinds: set[type[Tensor]] = {*map(type, grads)}
     if any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds):
         return False
     if {*map(_layout, grads)} - {torch.strided} or not all(kind.is_floating_point for kind in {*map(_dtype, grads)}):
         return False
     devices = {*map(_device, grads), *map(_device, params)}
-    return len(devices) <= 1 and [*map(Tensor.size, grads)] == [*map(Tensor.size, params)]
+    return len(devices) <= 1 and all(map(eq, map(Tensor.size, grads), map(Tensor.size, params)))
 
 
 def _lie_alike(grad: Any, param: Any) -> bool:
@@ -72,40 +99,47 @@ def _lie_alike(grad: Any, param: Any) -> bool:
     return alike and is_plain(local(grad))
 
 
-def are_usable(groups: Sequence[tuple[Group, float]]) -> list[bool]:
-    """Of each group whether every g = grad + coupled · x is finite and so small that the trace of g gᵀ is too.
+def are_usable(groups: Sequence[tuple[Gradients, float]]) -> list[bool]:
+    """Say of each group whether every g = grad + coupled · x is finite and so small that the trace of g gᵀ is too.
 
     One fast pass tells it of all groups, and waits once for each device: a small norm has no large entry.
     """
-    moved = [_moved(group) for group, _ in groups]
-    norms = _read([_bound(params, coupled) for params, (_, coupled) in zip(moved, groups, strict=True)])
+    moved = [_with_numbers(gradients) for gradients, _ in groups]
+    norms = _read([_bound(each, coupled) for each, (_, coupled) in zip(moved, groups, strict=True)])
     return [
         norm**2 <= torch.finfo(torch.float32).max
-        or all(bool((_magnitudes(param, coupled) <= _limit(group["params"])).all()) for param in params)
-        for norm, params, (group, coupled) in zip(norms, moved, groups, strict=True)
+        or all(bool((_magnitudes(param, coupled) <= _limit(all_of.params)).all()) for param in some.params)
+        for norm, some, (all_of, coupled) in zip(norms, moved, groups, strict=True)
     ]
 
 
-def _moved(group: Group) -> list[Tensor]:
-    """The parameters whose gradients have numbers."""
-    params = [param for param in group["params"] if param.grad is not None and param.grad.numel()]
-    if {*map(type, params)} <= {Parameter, Tensor} and not any(map(_is_meta, params)):
-        return params  # as almost always
-    return [param for param in params if has_numbers(param)]
+def _with_numbers(gradients: Gradients) -> Gradients:
+    """Keep those that have numbers: almost always all."""
+    params, grads, _ = gradients
+    plain = {*map(type, params)} <= {Parameter, Tensor} and not any(map(_is_meta, params))
+    if plain and all(map(Tensor.numel, grads)):
+        return gradients
+    pairs = [(p, g) for p, g in zip(params, grads, strict=True) if g.numel() and has_numbers(p)]
+    return Gradients([param for param, _ in pairs], [grad for _, grad in pairs])
 
 
-def _bound(params: Sequence[Tensor], coupled: float) -> Term:
-    """‖grad‖₂ + coupled · ‖x‖₂ over all of them, which no |g| exceeds."""
+def _bound(gradients: Gradients, coupled: float) -> Term:
+    """Compute ‖grad‖₂ + coupled · ‖x‖₂ over all of them, which no |g| exceeds."""
+    params, grads, _ = gradients
     if not params:
         return 0.0
-    xs, grads = [param.detach() for param in params] if coupled else [], [cast(Tensor, p.grad) for p in params]
+    xs = [param.detach() for param in params] if coupled else []
     if are_sharded(params):
         xs, grads = [*map(local, xs)], [*map(local, grads)]
     return _norm(grads) + (coupled * _norm(xs) if coupled else 0.0)
 
 
-def unusable(owner: str, group: Group, index: int, coupled: float) -> NonFiniteGradientError:
-    """The error that names the first parameter with such a gradient, and how many of its entries are bad."""
+def refuse(owner: str, group: Group, index: int, coupled: float) -> None:
+    """Name the first parameter whose gradient is not usable, and how many of its entries are bad.
+
+    Raises:
+        NonFiniteGradientError: Always.
+    """
     limit = _limit(group["params"])
     what = "gradient with its weight decay" if coupled else "gradient"
     counts = (
@@ -114,21 +148,21 @@ def unusable(owner: str, group: Group, index: int, coupled: float) -> NonFiniteG
         if param.grad is not None
     )
     position, bad, total = next(entry for entry in counts if entry[1])
-    return NonFiniteGradientError(
+    raise NonFiniteGradientError(
         f"{owner}: the {what} of {describe(group, index, position)} has {bad} of {total} entries that are not finite "
         f"or exceed {limit:.2g}; parameters and state are unchanged."
     )
 
 
 def _magnitudes(param: Tensor, coupled: float) -> Tensor:
-    """|grad| + coupled · |x|, which no |g| exceeds."""
+    """Compute |grad| + coupled · |x|, which no |g| exceeds."""
     assert param.grad is not None
     magnitudes = local(param.grad).to(statistics_dtype(param)).abs()
     return magnitudes + coupled * local(param.detach()).abs() if coupled else magnitudes
 
 
 def _norm(tensors: Sequence[Tensor]) -> Term:
-    """‖·‖₂ over all of them; infinite or NaN if any entry is, or if the squares overflow. Nobody waits for it."""
+    """Compute ‖·‖₂ over all; it is not finite if an entry is not, or if the squares overflow. Nobody waits for it."""
     if not all(map(_is_cpu, tensors)) or not all(map(Tensor.is_contiguous, tensors)):
         return torch.nn.utils.get_total_norm(tensors)
     sizes = [*map(Tensor.numel, tensors)]
@@ -145,7 +179,7 @@ _SMALL, _TOGETHER = 4096, 256
 
 
 def _read(terms: Sequence[Term]) -> list[float]:
-    """Their numbers, with one wait for all that lie on one device."""
+    """Read their numbers, with one wait for all that lie on one device."""
     numbers = [0.0 if isinstance(term, Tensor) else term for term in terms]
     together: dict[torch.device, list[int]] = {}
     for position, term in enumerate(terms):
@@ -161,6 +195,6 @@ def _read(terms: Sequence[Term]) -> list[float]:
 
 
 def _limit(params: Sequence[Tensor]) -> float:
-    """The |g| up to which the trace of g gᵀ is finite in the statistics' dtype, in a block of any size."""
+    """Tell up to which |g| the trace of g gᵀ is finite in the statistics' dtype, in a block of any size."""
     smallest = min(torch.finfo(statistics_dtype(param)).max for param in params)
     return math.sqrt(smallest / MAX_BLOCK)

@@ -49,7 +49,11 @@ def require_listed_once(owner: str, param_group: Group) -> None:
 
 
 def require_options(owner: str, defaults: Mapping[str, Any], group: Group) -> None:
-    """Raise unless every option of this group is valid by itself, but for lr and what only some optimizers have."""
+    """Raise unless every option of this group is valid by itself, but for lr and what only some optimizers have.
+
+    Raises:
+        TypeError: A key is an option that only others of the family have, or a slip in an option's name.
+    """
     for name in sorted({*defaults, "peak_lr"} - {"differentiable"}):
         require(name in group, owner, name, "an option of every param group", Described("a group without it"))
     for name in [name for name in group if name not in {*defaults, *_NOT_OPTIONS}]:

@@ -13,7 +13,7 @@ from blockadapt.validation import is_on_host
 
 
 def peak_lr(group: Group) -> Any:
-    """The largest lr of a group so far, its present one included."""
+    """Find the largest lr of a group so far, its present one included."""
     lr, peak = group["lr"], group["peak_lr"]
     now, before = term_of(lr), term_of(peak)
     if isinstance(now, Tensor) or isinstance(before, Tensor):

@@ -7,22 +7,21 @@ asked here in a few passes over flat lists, each of which runs in C.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import chain, repeat
-from operator import attrgetter, itemgetter
+from itertools import chain
+from operator import attrgetter, eq, is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Batch, Coefficients, Place, Segment, Tally
+from blockadapt.kernels import Batch, Place
+from blockadapt.kernels.segments import Places, Recipe, Segments
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.storage import State
 from blockadapt.optimizers.unit import COUNTS, Unit
 from blockadapt.optimizers.update import Update
 
 _grad, _dtype = attrgetter("grad"), attrgetter("dtype")
-_segment: Callable[[Any], Segment] = partial(tuple.__new__, Segment)
 
 
 class Kind(NamedTuple):
@@ -33,16 +32,14 @@ class Kind(NamedTuple):
         step: The number of the step to take.
         dtype: That of its statistics.
         n: Its largest block.
+        kept: The names of what it keeps.
     """
 
     group: int
     step: int
     dtype: torch.dtype
     n: int
-
-
-Plan = tuple[bool, Coefficients, Tally | None]
-"""What a segment has besides its place and its gradient."""
+    kept: tuple[str, ...]
 
 
 class Standing:
@@ -53,41 +50,38 @@ class Standing:
         state: The optimizer's.
 
     Attributes:
-        others: Those that have to be copied to be moved, or that are shared out.
+        others: Those that have to be copied to be moved, whose blocks span parameters, or that are shared out.
         first: The first of those in flat lists, for each param group.
     """
 
     def __init__(self, units: Sequence[Unit], state: Mapping[Tensor, State]) -> None:
         self._units = list(units)
-        members = [unit for unit in units if _stands(unit)]
-        self.others = [unit for unit in units if unit not in {*members}]
+        members = [unit for unit in units if _stands(unit) and type(state[unit.owner]) is dict]
+        standing = {*members}
+        self.others = [unit for unit in units if unit not in standing]
         self.first = {unit.index: unit for unit in reversed(members)}
         self._owners = [unit.owner for unit in members]
-        self._kept = {(unit.index, tuple(unit.known.kept)) for unit in members if unit.known is not None}
-        states = [state[owner] for owner in self._owners]
+        self._keys, self._all = [*state], [*state.values()]
+        self._states = states = [state[owner] for owner in self._owners]
         self._names = [*chain.from_iterable(states)]
         self._entries = [*chain.from_iterable(map(dict.values, states))]
-        self._ids = [*map(id, self._entries)]
         self._counters = [held["step"] for held in states]
         statistics = [t for name, t in zip(self._names, self._entries, strict=True) if name not in COUNTS]
         self._lie = Lie([*self._owners, *statistics])
         self._dtypes, self._strides = [*map(_dtype, self._owners)], shared(map(Tensor.stride, self._owners))
-        self._kinds = shared((unit.index, statistics_dtype(unit.owner), max(unit.cut.sizes)) for unit in members)
+        self._kinds = shared(map(_kind, members))
         self._batches = _by_batch(members)
+        self._closed = [i for i, unit in enumerate(members) if _is_closed(unit)]
+        self._xs = {i: self._owners[i].detach() for i in self._closed}
 
-    def steps(
-        self, units: Sequence[Unit], kept: Callable[[int], list[str] | None], state: Mapping[Tensor, State]
-    ) -> list[int] | None:
-        """How many steps each has taken, if these are the units and nothing of them has changed; else None.
-
-        `kept` gives what units of a group keep, and None where only a device counts their steps.
-        """
-        if units != self._units or any(kept(group) != [*names] for group, names in self._kept):
+    def steps(self, units: Sequence[Unit], state: Mapping[Tensor, State]) -> list[int] | None:
+        """Count the steps that each has taken, if these are the units and nothing of them has changed; else None."""
+        if units != self._units:
             return None
-        states: list[Any] = [*map(state.get, self._owners)]
-        if {*map(type, states)} - {dict} or [*chain.from_iterable(states)] != self._names:
+        if not (_agree(is_, state, self._keys) and _agree(is_, state.values(), self._all)):
             return None
-        if [*map(id, chain.from_iterable(map(dict.values, states)))] != self._ids or not self._lie.holds():
+        names, entries = chain.from_iterable(self._states), chain.from_iterable(map(dict.values, self._states))
+        if not (_agree(eq, names, self._names) and _agree(is_, entries, self._entries) and self._lie.holds()):
             return None
         try:
             counts = [*map(Tensor.item, self._counters)]
@@ -96,31 +90,32 @@ class Standing:
         return None if min(counts, default=0) < 0 else counts  # type: ignore[return-value]
 
     def kinds(self, steps: Sequence[int]) -> dict[tuple[Any, int], Kind]:
-        """The kinds of units after so many steps, by what tells them apart here."""
+        """Give the kinds of units after so many steps, by what tells them apart here."""
         return {
             (kind, taken): Kind(kind[0], taken + 1, *kind[1:])
             for kind, taken in {*zip(self._kinds, steps, strict=True)}
         }
 
-    def add_to(self, update: Update, steps: Sequence[int], plans: Mapping[Any, Plan]) -> bool:
+    def add_to(self, update: Update, steps: Sequence[int], recipes: Mapping[Any, Recipe]) -> bool:
         """Put all members into an update, or none of them where a gradient has to be copied first.
 
-        `plans` has that of each of the `kinds`.
+        `recipes` has that of each of the `kinds`.
         """
         grads = [*map(_grad, self._owners)]
-        if [*map(_dtype, grads)] != self._dtypes or [*map(Tensor.stride, grads)] != self._strides:
+        if [*map(_dtype, grads)] != self._dtypes or not _agree(eq, map(Tensor.stride, grads), self._strides):
             return False
         if any(map(Tensor.is_neg, grads)) or any(map(Tensor._is_zerotensor, grads)):
             return False
-        if len(plans) == 1:
-            (plan,) = plans.values()
-            for batch, places, taken in self._batches:
-                update.batches[batch] = [*map(_segment, zip(places, taken(grads), *map(repeat, plan), strict=False))]
-        else:
-            chosen = [plans[key] for key in zip(self._kinds, steps, strict=True)]
-            for batch, places, taken in self._batches:
-                segments = zip(places, taken(grads), taken(chosen), strict=True)
-                update.batches[batch] = [Segment(place, grad, *plan) for place, grad, plan in segments]
+        distinct = [*recipes.values()]
+        of_units = [recipes[key] for key in zip(self._kinds, steps, strict=True)] if len(recipes) > 1 else None
+        for batch, places, taken in self._batches:
+            update.standing[batch] = Segments(places, taken(grads), taken(of_units) if of_units else distinct)
+        for recipe in distinct:
+            some = [i for i in self._closed if of_units[i] is recipe] if of_units else self._closed
+            if not some:
+                continue
+            ms = [self._states[i]["exp_avg"] for i in some if "exp_avg" in self._states[i]]
+            update.scale(recipe.coefficients, [self._xs[i] for i in some], [grads[i] for i in some], ms)
         update.counters += self._counters
         update.moved += self._owners
         return True
@@ -163,27 +158,50 @@ _CHUNK = 128
 
 
 def shared(values: Iterable[Any]) -> list[Any]:
-    """The same values, equal ones as one object: they are compared at every step, and there may be few of them."""
+    """Make equal values one object: they are compared at every step, and there may be few of them."""
     known: dict[Any, Any] = {}
     return [known.setdefault(value, value) for value in values]
+
+
+def _agree(compare: Callable[[Any, Any], bool], now: Iterable[Any], before: Iterable[Any]) -> bool:
+    """Whether these are as many, and each compares with its own; no two of `now` need to be there at once."""
+    return all(map(compare, chain(now, _END), chain(before, _END)))
+
+
+_END = (object(),)
 
 
 def _stands(unit: Unit) -> bool:
     """Whether a unit is known, moves where it lies, and has its steps counted by the host."""
     known = unit.known
-    return known is not None and not known.capturable and bool(unit.places) and unit.share is None
+    if known is None or known.capturable or unit.share is not None:
+        return False
+    return bool(unit.places) or (_is_closed(unit) and unit.owner.dtype == statistics_dtype(unit.owner))
 
 
-def _by_batch(units: Sequence[Unit]) -> list[tuple[Batch, list[Place], Callable[[Sequence[Any]], Iterable[Any]]]]:
-    """For each batch its places, and what takes the entry for each place out of a list over units."""
+def _is_closed(unit: Unit) -> bool:
+    """Whether a unit's blocks, which lie in one parameter, keep nothing."""
+    return unit.known is not None and "second_moment" not in unit.known.kept and not unit.spans
+
+
+def _kind(unit: Unit) -> tuple[Any, ...]:
+    """Tell a unit's `Kind`, without the step."""
+    kept = unit.known.kept if unit.known is not None else ()
+    return unit.index, statistics_dtype(unit.owner), max(unit.cut.sizes, default=1), tuple(kept)
+
+
+def _by_batch(units: Sequence[Unit]) -> list[tuple[Batch, Places, Callable[[Sequence[Any]], Sequence[Any]]]]:
+    """Find for each batch its places, and what takes the entry for each place out of a list over units."""
     placed: dict[Batch, list[tuple[int, Place]]] = {}
     for i, unit in enumerate(units):
         for place in unit.places or ():
             if place.num_blocks:
                 placed.setdefault(place.batch, []).append((i, place))
-    return [(batch, [place for _, place in pairs], _taken([i for i, _ in pairs])) for batch, pairs in placed.items()]
+    return [
+        (batch, Places(place for _, place in pairs), _taken([i for i, _ in pairs])) for batch, pairs in placed.items()
+    ]
 
 
-def _taken(positions: Sequence[int]) -> Callable[[Sequence[Any]], Iterable[Any]]:
-    """What takes the entries at these positions out of a list."""
+def _taken(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Make what takes the entries at these positions out of a list."""
     return itemgetter(*positions) if len(positions) > 1 else lambda entries: [entries[i] for i in positions]

@@ -41,12 +41,12 @@ Shape = tuple[int, ...]
 
 
 def block_state_names(amsgrad: bool, refresh_every: int) -> list[str]:
-    """The state tensors that blocks keep under these options."""
+    """Name the state tensors that blocks keep under these options."""
     return ["second_moment"] + ["largest"] * amsgrad + ["basis", "eigenvalues"] * (refresh_every > 1)
 
 
 def steps_taken(state: Mapping[str, Any]) -> int:
-    """Steps taken so far; 0 for an empty state."""
+    """Count the steps taken so far; 0 for an empty state."""
     return int(state["step"]) if "step" in state else 0
 
 
@@ -59,7 +59,7 @@ def _part_shapes(name: str, cut: Cut, tiled: bool) -> list[Shape]:
 
 
 def state_shape(name: str, cut: Cut, tiled: bool = True) -> Shape:
-    """The shape of a state tensor for all blocks of a cut: in memory, or, if not `tiled`, by block."""
+    """Give the shape of a state tensor for all blocks of a cut: in memory, or, if not `tiled`, by block."""
     shapes = _part_shapes(name, cut, tiled)
     if len(cut.sizes) == 1:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
@@ -67,7 +67,7 @@ def state_shape(name: str, cut: Cut, tiled: bool = True) -> Shape:
 
 
 def shapes_of(shape: Shape, cut: Cut | None, tiled: bool = True) -> dict[str, Shape]:
-    """Every entry that the state of a parameter may have; those of blocks only where they are kept, with a `cut`."""
+    """List every entry that the state of a parameter may have; those of blocks only with a `cut`."""
     shapes: dict[str, Shape] = {"step": (), "exp_avg": shape}
     if cut is not None:
         shapes["cut"] = (len(cut.fingerprint),)
@@ -79,14 +79,14 @@ def shapes_of(shape: Shape, cut: Cut | None, tiled: bool = True) -> dict[str, Sh
 
 
 def counter_device(param: Tensor, capturable: bool) -> torch.device:
-    """Where the steps of a parameter are counted: with it if a step may be captured, else where the host knows them."""
+    """Say where the steps of a parameter are counted: with it if a step may be captured, else on the host."""
     return param.device if capturable else torch.device("cpu")
 
 
 def in_form(
     owner: str, whose: str, name: str, value: Any, shape: Shape, param: Tensor, capturable: bool = False
 ) -> Tensor:
-    """A state entry as kernels and counters expect it: itself if it is so already, else a copy with its numbers.
+    """Bring a state entry into the form that is expected: itself if it is so already, else a copy with its numbers.
 
     Statistics are contiguous, of the parameter's statistics dtype and on its device; counts are int64 on the CPU, that
     of steps on its `counter_device`.
@@ -120,7 +120,7 @@ def all_in_form(
     cut: Cut,
     capturable: bool,
 ) -> State:
-    """The state of a parameter, each entry `in_form`.
+    """Return the state of a parameter, each entry `in_form`.
 
     Raises:
         ValueError: An entry is none that the optimizer keeps, does not fit, or is of blocks that were cut otherwise.
@@ -139,7 +139,11 @@ def all_in_form(
 
 
 def require_same_cut(owner: str, whose: str, fingerprint: Tensor, cut: Cut) -> None:
-    """Raise ValueError unless the blocks of a state were cut as the options say now."""
+    """Refuse a state whose blocks were cut otherwise than the options say now.
+
+    Raises:
+        ValueError: They were.
+    """
     if has_numbers(fingerprint) and tuple(fingerprint.tolist()) != cut.fingerprint:
         rule = f"what cut the blocks of {whose} when their state was made (delete that state to begin anew)"
         raise ValueError(refusal(owner, "grouping", rule, Described(f"one that gives {cut}")))
@@ -149,7 +153,7 @@ def require_same_cut(owner: str, whose: str, fingerprint: Tensor, cut: Cut) -> N
 
 
 def state_parts(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
-    """Views of a state tensor as a `Place` wants them, one for each part of the cut."""
+    """View a state tensor as a `Place` wants it, once for each part of the cut."""
     if isinstance(cut, Partition) and name not in _TILED:
         return cut.state_views(state)
     shapes = _part_shapes(name, cut, tiled=True)
@@ -159,13 +163,13 @@ def state_parts(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
 
 
 def part_states(cut: Cut, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each part of a cut what its blocks keep, by name; None for what this state does not hold."""
+    """Say for each part of a cut what its blocks keep, by name; None for what this state does not hold."""
     parts = {name: state_parts(name, cut, state[name]) if name in state else None for name in WIDTHS}
     return [{name: views[i] if views else None for name, views in parts.items()} for i in range(len(cut.parts))]
 
 
 def state_rows(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
-    """A state tensor by block, [num_blocks, width] for each part; a copy where it lies otherwise."""
+    """Return a state tensor by block, [num_blocks, width] for each part; a copy where it lies otherwise."""
     parts = state_parts(name, cut, state)
     if name not in _TILED:
         return [part.flatten(0, 1) for part in parts]
@@ -176,12 +180,12 @@ def state_rows(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
 
 
 def to_blocks(name: str, cut: Cut, state: Tensor) -> Tensor:
-    """A state tensor as a checkpoint has it."""
+    """Bring a state tensor into the form that a checkpoint has."""
     if name not in _TILED:
         return state
     rows = state_rows(name, cut, state)
     if len(cut.sizes) != 1:
-        return torch.cat([row.reshape(-1) for row in rows])
+        return torch.cat([row.reshape(-1) for row in rows]) if rows else state
     numbered = state.new_empty(state_shape(name, cut, tiled=False))
     for here, row in zip(_block_views(cut, numbered), rows, strict=True):
         here.copy_(row.view(here.shape))
@@ -189,7 +193,7 @@ def to_blocks(name: str, cut: Cut, state: Tensor) -> Tensor:
 
 
 def from_blocks(name: str, cut: Cut, saved: Tensor) -> Tensor:
-    """The inverse of `to_blocks`."""
+    """Undo `to_blocks`."""
     if name not in _TILED:
         return saved
     tiles = saved.new_zeros(state_shape(name, cut))
@@ -206,5 +210,5 @@ def from_blocks(name: str, cut: Cut, saved: Tensor) -> Tensor:
 
 
 def _block_views(cut: Cut, numbered: Tensor) -> list[Tensor]:
-    """The segments of a tensor [num_blocks, width] whose blocks are numbered as the partition numbers them."""
+    """View the parts of a tensor [num_blocks, width] whose blocks are numbered as the partition numbers them."""
     return cut.state_views(numbered) if isinstance(cut, Partition) else [numbered]

@@ -28,7 +28,7 @@ _TAGS: dict[str, Any] = {"tags": [torch.Tag.cudagraph_unsafe]} if hasattr(torch.
 
 
 def registered(optimizer: Any) -> str:
-    """The name by which the operation finds this optimizer."""
+    """Give this optimizer the name by which the operation finds it."""
     name = f"{type(optimizer).__name__} {next(_NUMBERS)}"
     _OPTIMIZERS[name] = optimizer
     return name
@@ -74,16 +74,16 @@ def _(
     moved: Sequence[int],
     optimizer: str,
 ) -> None:
-    """Nothing comes back, and shapes stay."""
+    """Do nothing: nothing comes back, and shapes stay."""
 
 
 class Twin:
-    """An optimizer of the same options as another, whose parameters and state are given tensors.
+    """Stands for an optimizer: it has the same options, and its parameters and state are given tensors.
 
     It holds them, so that a tensor at the same address later is the same one.
 
     Args:
-        original: The other one.
+        original: The optimizer.
         params: Some of its parameters, or copies of them.
         kept: Their state.
         positions: Which parameters these are.
@@ -137,7 +137,7 @@ def _key(params: Sequence[Tensor], kept: Sequence[Tensor], positions: Sequence[i
 
 
 class TracedStep:
-    """The part of an optimizer that dynamo traces.
+    """Is the part of an optimizer that dynamo traces.
 
     It reads the param groups as `_groups`: dynamo would set their `capturable` if it saw them as `param_groups`.
     """
@@ -154,7 +154,7 @@ class TracedStep:
             self._name = registered(self)
 
     def _traced_step(self, closure: Callable[[], Any] | None) -> Any:
-        """The step as one operation of a graph. Where processes share it, the graph ends before it."""
+        """Take the step as one operation of a graph. Where processes share it, the graph ends before it."""
         if self._process_group is not None or any(are_sharded(group["params"]) for group in self._groups):
             return self._untraced_step(closure)
         loss = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -51,7 +52,7 @@ class Known(NamedTuple):
         params: Sequence[Tensor],
         states: Sequence[Mapping[str, Tensor]],
     ) -> Known:
-        """All of it as it is now."""
+        """Note all of it as it is now."""
         statistics = [t for state in states for name, t in state.items() if name not in COUNTS]
         tensors = (*params, *statistics)
         return cls(
@@ -88,28 +89,28 @@ class Share(Protocol):
 
     @property
     def rows(self) -> tuple[int, int] | None:
-        """The rows [first, last) of its parameter's first axis; None for all of it."""
+        """Name the rows [first, last) of its parameter's first axis; None for all of it."""
         ...
 
     @property
     def processes(self) -> Any:
-        """The process group whose processes hold other rows; None if all rows lie here."""
+        """Give the process group whose processes hold other rows; None if all rows lie here."""
         ...
 
     def part(self, param: Tensor) -> Tensor:
-        """These rows of a parameter, in the memory where they are moved."""
+        """Return these rows of a parameter, in the memory where they are moved."""
         ...
 
     def gradient(self, grad: Tensor) -> Tensor:
-        """These rows of its gradient."""
+        """Return these rows of its gradient."""
         ...
 
     def spread(self, name: str, local: Tensor) -> Tensor:
-        """A state tensor of these rows, or of the blocks in them, as a part of that of all processes."""
+        """Make a state tensor of these rows, or of the blocks in them, a part of that of all processes."""
         ...
 
     def taken(self, name: str, spread: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The inverse of `spread`; also out of a plain tensor that holds all of it. `shape` is that of the result."""
+        """Undo `spread`; also out of a plain tensor that holds all of it. `shape` is that of the result."""
         ...
 
 
@@ -141,7 +142,7 @@ class Unit:
 
     @property
     def owner(self) -> Tensor:
-        """The parameter that keeps the state of the blocks."""
+        """Return the parameter that keeps the state of the blocks."""
         return self.params[0]
 
     @property
@@ -151,19 +152,19 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """Group and position of the owner, as in "0.2"."""
+        """Give group and position of the owner, as in "0.2"."""
         return f"{self.index}.{self.position}"
 
     @property
     def name(self) -> str:
-        """What people call it: the parameter's name, or that of the first and the last."""
+        """Say what people call it: the parameter's name, or that of the first and the last."""
         names = self.group.get("param_names") or [f"{self.index}.{i}" for i in range(len(self.group["params"]))]
         last = self.position + len(self.params) - 1
         return names[self.position] if last == self.position else f"{names[self.position]} … {names[last]}"
 
     @property
     def grouping(self) -> str:
-        """The grouping that it got: `"auto"` decided, and what has no name of its own called explicit."""
+        """Tell the grouping that it got: `"auto"` decided, and what has no name of its own called explicit."""
         grouping = self.group["grouping"]
         if isinstance(grouping, IndexGroups):
             return "explicit"
@@ -171,20 +172,20 @@ class Unit:
 
     @property
     def whole(self) -> Cut:
-        """Its blocks, wherever they lie."""
+        """Return its blocks, wherever they lie."""
         return (isinstance(self.cut, Partition) and self.cut.whole) or self.cut
 
     def part(self, param: Tensor) -> Tensor:
-        """What of a parameter is moved here, as a plain tensor."""
+        """Return what of a parameter is moved here, as a plain tensor."""
         return param if self.share is None else self.share.part(param)
 
     def gradient(self, param: Tensor) -> Tensor | None:
-        """Its gradient, as a plain tensor."""
+        """Return its gradient, as a plain tensor."""
         grad = param.grad
         return grad if self.share is None or grad is None else self.share.gradient(grad)
 
     def shape(self, param: Tensor) -> tuple[int, ...]:
-        """The shape of what lies here of a parameter."""
+        """Tell the shape of what lies here of a parameter."""
         rows = self.share.rows if self.share is not None else None
         return tuple(param.shape) if rows is None else (rows[1] - rows[0], *param.shape[1:])
 
@@ -206,7 +207,11 @@ class Unit:
 
 
 def units_of(group: Group, index: int) -> Iterator[Unit]:
-    """The units of one param group."""
+    """Cut one param group into its units.
+
+    Yields:
+        Each unit, in the order of the parameters.
+    """
     params = group["params"]
     spans = group["grouping"] == "joint" or isinstance(group["grouping"], IndexGroups)
     together = [(0, tuple(params))] if spans and params else [(i, (param,)) for i, param in enumerate(params)]
@@ -215,7 +220,7 @@ def units_of(group: Group, index: int) -> Iterator[Unit]:
 
 
 def _cut(group: Group, params: Sequence[Tensor]) -> Cut:
-    """The blocks of these parameters: of all of them where blocks may span them, else of the only one."""
+    """Cut these parameters: all of them together where blocks may span them, else the only one."""
     spanning = index_groups(group["grouping"], params)
     return spanning or partition(tuple(params[0].shape), group["grouping"], group["block_size"])
 
@@ -233,7 +238,7 @@ def is_closed(group: Group, step: Term) -> bool:
 
 
 def describe(group: Group, index: int, position: int) -> str:
-    """A parameter as messages call it."""
+    """Call a parameter as messages do."""
     if "param_names" in group:
         return repr(group["param_names"][position])
     return f"parameter {position} of group {index} (shape {tuple(group['params'][position].shape)})"
@@ -260,7 +265,7 @@ class Units:
         self._known: list[_Group] = []
 
     def of(self, groups: Sequence[Group]) -> list[Unit]:
-        """All units, in the order of the param groups.
+        """Return all units, in the order of the param groups.
 
         Raises:
             ValueError: An option that was set since is not valid, or does not fit the group's parameters.
@@ -273,12 +278,13 @@ class Units:
         options = _options(group)
         if not _are_equal(known.options, options):
             self._require_options(group)
-        units, cutting = known.units, _cutting(group)
-        if not _are_equal(known.cutting, cutting):
-            self._require_cut(group)
-            units = list(units_of(group, index))
-            self._share_out(units)
-        return _Group(options, cutting, units)
+        params, cutting = group["params"], _cutting(group)
+        if _are_equal(known.cutting, cutting) and all(map(eq, map(Tensor.size, params), known.shapes)):
+            return known._replace(options=options)
+        self._require_cut(group)
+        units = list(units_of(group, index))
+        self._share_out(units)
+        return _Group(options, cutting, [param.shape for param in params], units)
 
 
 class _Group(NamedTuple):
@@ -286,11 +292,12 @@ class _Group(NamedTuple):
 
     options: list[Any] | None = None
     cutting: list[Any] | None = None
+    shapes: Sequence[tuple[int, ...]] = ()
     units: Sequence[Unit] = ()
 
 
 def _options(group: Group) -> list[Any]:
-    """Every option but those that each step looks at, with its type, for 1.0 is equal to 1; lists change in place."""
+    """List every option that not each step looks at, with its type, for 1.0 is equal to 1; lists change in place."""
     values = [value for name, value in group.items() if name not in _APART]
     return [list(group), [*map(type, values)], [list(value) if isinstance(value, list) else value for value in values]]
 
@@ -299,9 +306,12 @@ _APART = ("params", "param_names", "lr", "skipped_steps", "estimate")
 
 
 def _cutting(group: Group) -> list[Any]:
-    """All that decides how a group is cut. Parameters and the group count by identity, and units keep them alive."""
-    params, size = group["params"], group["block_size"]
-    return [id(group), group["grouping"], type(size), size, [*map(id, params)], [param.shape for param in params]]
+    """Tell all that decides how a group is cut, but for shapes.
+
+    Parameters and the group count by identity, and units keep them alive.
+    """
+    size = group["block_size"]
+    return [id(group), group["grouping"], type(size), size, [*map(id, group["params"])]]
 
 
 def _are_equal(before: list[Any] | None, now: list[Any]) -> bool:

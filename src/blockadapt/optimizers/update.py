@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from blockadapt.kernels import Batch, Change, Coefficients, Dispatcher, Place, Segment, Tally
+from blockadapt.kernels.segments import Segments
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.storage import State, part_states
 from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import IndexGroups, Partition
 from blockadapt.spectrum import SpectralFunction
 
-Scaled = tuple[Tensor, Tensor, Tensor | None]
-"""Parameter, gradient and first moment of what moves without linear algebra."""
+
+class Scaled(NamedTuple):
+    """Parameters that move without linear algebra, their gradients, and their first moments where they have any."""
+
+    xs: list[Tensor]
+    gs: list[Tensor]
+    ms: list[Tensor]
 
 
 def places_of(cut: Partition, x: Tensor, state: State, function: SpectralFunction) -> list[Place] | None:
-    """Where the blocks of a parameter lie, a place for each part of the cut; None if its strides do not allow views."""
+    """Find the places of a parameter's blocks, one for each part of the cut; None if its strides do not allow views."""
     coordinates = cut.views(x)
     if coordinates is None:
         return None
@@ -40,7 +46,8 @@ class Update:
 
     function: SpectralFunction
     batches: dict[Batch, list[Segment]] = field(default_factory=dict)
-    scaled: dict[Coefficients, list[Scaled]] = field(default_factory=dict)
+    standing: dict[Batch, Segments] = field(default_factory=dict)
+    scaled: dict[Coefficients, Scaled] = field(default_factory=dict)
     counters: list[Tensor] = field(default_factory=list)
     moved: list[Tensor] = field(default_factory=list)
     finish: list[Callable[[], object]] = field(default_factory=list)
@@ -53,7 +60,7 @@ class Update:
             self.batches.setdefault(segment.place.batch, []).append(segment)
 
     def stage(self, param: Tensor, grad: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Contiguous copies of a parameter and its gradient in the statistics' dtype; the parameter is written back."""
+        """Copy a parameter and its gradient, contiguous and in the statistics' dtype; the parameter is written back."""
         x = torch.empty(param.shape, dtype=dtype, device=param.device).copy_(param.detach())
         if grad is None:
             return x, torch.zeros_like(x)
@@ -139,19 +146,29 @@ class Update:
         grad, dtype = _readable(grad), statistics_dtype(param)
         self.moved.append(owner)
         x, g = (param.detach(), grad) if param.dtype == grad.dtype == dtype else self.stage(param, grad, dtype)
-        self.scaled.setdefault(coefficients, []).append((x, g, state.get("exp_avg")))
+        self.scale(coefficients, [x], [g], [state["exp_avg"]] if "exp_avg" in state else [])
+
+    def scale(
+        self, coefficients: Coefficients, xs: Sequence[Tensor], gs: Sequence[Tensor], ms: Sequence[Tensor]
+    ) -> None:
+        """Put parameters among those that move without linear algebra."""
+        scaled = self.scaled.setdefault(coefficients, Scaled([], [], []))
+        for held, more in zip(scaled, (xs, gs, ms), strict=True):
+            held += more
 
     def prepare(self, kernels: Dispatcher) -> None:
         """Make the step ready. New tensors are made here, before anything is written: memory may run out."""
-        self.changes = kernels.prepare(self.batches)
-        self.descents = [_descent(entries, coefficients) for coefficients, entries in self.scaled.items()]
+        batches: dict[Batch, Sequence[Segment]] = {**self.standing}
+        batches |= {batch: [*self.standing.get(batch, ()), *segments] for batch, segments in self.batches.items()}
+        self.changes = kernels.prepare(batches)
+        self.descents = [_descent(scaled, coefficients) for coefficients, scaled in self.scaled.items()]
 
     def write_(self) -> None:
         """Do the step that was made ready."""
         for change in self.changes:
             change.write_()
-        for (coefficients, entries), gs in zip(self.scaled.items(), self.descents, strict=True):
-            _scaled_step_(entries, gs, coefficients)
+        for (coefficients, scaled), gs in zip(self.scaled.items(), self.descents, strict=True):
+            _scaled_step_(scaled._replace(gs=gs), coefficients)
         if self.counters:
             torch._foreach_add_(self.counters, 1)
         for action in self.finish:
@@ -160,33 +177,30 @@ class Update:
 
 
 def _beside(param: Any, table: Tensor) -> Tensor:
-    """A table on the device of a parameter; a FakeTensor beside a FakeTensor."""
+    """Return a table on the device of a parameter; a FakeTensor beside a FakeTensor."""
     fake: Any = getattr(param, "fake_mode", None)
     return (table if fake is None else fake.from_tensor(table)).to(param.device)
 
 
 def _readable(grad: Tensor | None) -> Tensor:
-    """The gradient, with its numbers in memory as they are: no sign that waits, no zeros that nobody wrote."""
+    """Return the gradient with its numbers in memory as they are: no sign that waits, no zeros that nobody wrote."""
     assert grad is not None
     return grad.clone().resolve_neg() if grad.is_neg() or grad._is_zerotensor() else grad
 
 
-def _descent(entries: Sequence[Scaled], coefficients: Coefficients) -> list[Tensor]:
-    """g = sign · grad + coupled · x, new tensors where that differs from grad."""
-    descent = coefficients.descent
-    gs = [g for _, g, _ in entries]
+def _descent(scaled: Scaled, coefficients: Coefficients) -> list[Tensor]:
+    """Compute g = sign · grad + coupled · x, new tensors where that differs from grad."""
+    descent, gs = coefficients.descent, scaled.gs
     if descent.sign < 0:
         gs = list(torch._foreach_neg(gs))
     if descent.coupled:
-        gs = list(torch._foreach_add(gs, [x for x, _, _ in entries], alpha=descent.coupled))
+        gs = list(torch._foreach_add(gs, scaled.xs, alpha=descent.coupled))
     return gs
 
 
-def _scaled_step_(entries: Sequence[Scaled], gs: list[Tensor], coefficients: Coefficients) -> None:
-    """x ← shrink · x − α* m for many parameters at once; the clip's interval has closed on α* = spectrum.upper."""
-    descent, first, _, spectrum = coefficients
-    xs = [x for x, _, _ in entries]
-    ms = [m for _, _, m in entries if m is not None]
+def _scaled_step_(scaled: Scaled, coefficients: Coefficients) -> None:
+    """Take x ← shrink · x − α* m for many parameters at once; the clip's interval has closed on α* = spectrum.upper."""
+    (xs, gs, ms), (descent, first, _, spectrum) = scaled, coefficients
     if ms:
         torch._foreach_lerp_(ms, gs, 1 - float(first.beta))
     if isinstance(spectrum.upper, Tensor):  # an lr that only the device knows

@@ -365,6 +365,15 @@ def test_a_kernel_that_has_stepped_before_steps_as_a_new_one(path: str, dtype: t
             assert bits(case) == bits(after)
 
 
+def test_a_work_list_is_not_taken_for_that_of_the_same_places_in_another_order() -> None:
+    cases = [training(5, 40, torch.float32, seed) for seed in (1, 2)]
+    left, right = ([copied(case).segment() for case in cases] for _ in range(2))
+    for kernel, second in ((kept := NumbaKernel(), left), (kept, left[::-1]), *[(NumbaKernel(), right)] * 2):
+        take_(kernel, {second[0].place.batch: second})
+    for one, other in zip(left, right, strict=True):
+        assert torch.equal(one.place.x, other.place.x)
+
+
 def test_a_work_list_is_not_taken_for_that_of_other_places_that_live() -> None:
     """As many places, of the same size, beside those of the step before."""
     kernel = NumbaKernel()
@@ -483,13 +492,14 @@ def test_amsgrad_maxima_are_kept_ascending_and_never_fall(n: int, dtype: torch.d
 
 
 @each_dtype
+@pytest.mark.parametrize("kernel", [EighKernel(), NumbaKernel()], ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("path", ["amsgrad", "amsgrad, new basis", "amsgrad, kept basis"])
-def test_equal_eigenvalues_each_get_a_maximum_of_their_own(path: str, dtype: torch.dtype) -> None:
+def test_equal_eigenvalues_each_get_a_maximum_of_their_own(path: str, kernel: Kernel, dtype: torch.dtype) -> None:
     """V = 4 I and Σ̂ = (1, 9, 16): the directions get 4, 9 and 16 in some order, none of them twice."""
     V = pack(4 * torch.eye(3, dtype=dtype)).expand(40, -1)
     segment = PATHS[path](still(V, torch.ones(40, 3, dtype=dtype), damping=1e-4))
     largest = torch.tensor([1.0, 9.0, 16.0], dtype=dtype).expand(40, 1, 3).clone()
-    (after,) = stepped(NumbaKernel(), [replace(segment, largest=largest)])
+    (after,) = stepped(kernel, [replace(segment, largest=largest)])
     expected = torch.tensor([4.0, 9.0, 16.0], dtype=dtype)
     assert after.largest.equal(expected.expand(40, 1, 3))
     moves = (1e-3 / (expected.sqrt() + 1e-4)).sort()[0]

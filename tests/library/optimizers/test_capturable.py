@@ -27,7 +27,7 @@ from blockadapt import (
     NonFiniteGradientError,
     SpectrumClip,
 )
-from blockadapt.optimizers import BlockOptimizer, base
+from blockadapt.optimizers import BlockOptimizer, gradients, step_state
 
 AWAY = "lazy:0"
 SHAPES = ((2, 1, 3, 3), (7, 25), (5,), ())
@@ -70,11 +70,13 @@ class Waits(TorchDispatchMode):
 
 @pytest.fixture
 def capturable_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "CAPTURABLE", ("lazy", "cpu"))
+    monkeypatch.setattr(step_state, "CAPTURABLE", ("lazy", "cpu"))
 
 
 @pytest.fixture
-def mode() -> Iterator[FakeTensorMode]:
+def mode(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+    """Fakes whose gradients count as having numbers, as a GPU's have: a check of them would read one."""
+    monkeypatch.setattr(gradients, "has_numbers", lambda tensor: True)
     with FakeTensorMode() as fake:
         yield fake
 
@@ -186,6 +188,10 @@ def test_the_count_sees_what_waits(mode: FakeTensorMode) -> None:
     with waits:
         away.cpu()
     assert waits.seen == ["aten::_to_copy"]
+    params = parameters(AWAY)
+    optimizer = BlockAdam(params, on_nonfinite="raise")
+    with pytest.raises(DataDependentOutputException):
+        steps(optimizer, params)
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
@@ -200,15 +206,19 @@ def test_a_check_of_all_groups_is_one_read(policy: str, monkeypatch: pytest.Monk
     for param in params:
         param.grad = torch.ones(param.shape)
     monkeypatch.setattr(Tensor, "is_cpu", property(lambda tensor: False), raising=False)
-    assert optimizer._has_usable_gradients()
+
+    def are_usable() -> bool:
+        return optimizer._are_usable([gradients.Gradients.of(group) for group in optimizer.param_groups])
+
+    assert are_usable()
     assert reads == [torch.Size([len(params)])]
     params[1].grad[0, 0] = torch.inf
     reads.clear()
     if policy == "skip":
-        assert not optimizer._has_usable_gradients()
+        assert not are_usable()
     else:
         with pytest.raises(NonFiniteGradientError, match="parameter 0 of group 1"):
-            optimizer._has_usable_gradients()
+            are_usable()
     assert reads == [torch.Size([len(params)])]
 
 

@@ -134,6 +134,29 @@ def test_amsgrad_switched_off_takes_effect_at_once(backend: str) -> None:
     assert "largest" not in optimizer.state[param]
 
 
+@BACKENDS
+def test_a_basis_that_was_not_kept_so_far_is_found_anew_at_once(backend: str) -> None:
+    """Step 8 with `refresh_every=10` would use the basis of step 1, which nobody kept."""
+    (kept, optimizer), (always, other) = (trained(steps=7, backend=backend) for _ in range(2))
+    optimizer.param_groups[0]["refresh_every"] = 10
+    for each in (optimizer, other):
+        each.step()
+    torch.testing.assert_close(kept, always, rtol=0, atol=1e-6)
+
+
+@BACKENDS
+def test_the_first_moment_of_a_parameter_that_rests_fades_after_closing_too(backend: str) -> None:
+    """It shares its blocks with one that has a gradient, and counts as one whose gradient is zero."""
+    params = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = BlockAdam(params, grouping="joint", clip=CLOSED, backend=backend)
+    for param in params:
+        param.grad = torch.ones(3)
+    optimizer.step()
+    params[1].grad = None
+    optimizer.step()
+    assert torch.equal(optimizer.state[params[1]]["exp_avg"], torch.full((3,), 0.1) * 0.9)
+
+
 @pytest.mark.parametrize(
     "change",
     [{"refresh_every": 3}, {"amsgrad": True}, {"clip": CLOSED}, {"clip": SpectrumClip(gamma=1e-3)}],

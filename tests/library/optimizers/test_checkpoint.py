@@ -176,6 +176,17 @@ def test_parameters_that_were_never_used_have_no_state_and_that_fits() -> None:
     assert state_bits(resumed)[1] == {}
 
 
+@pytest.mark.parametrize("grouping", ["joint", "tensor", "diagonal", IndexGroups([])])
+def test_the_state_of_parameters_without_coordinates_resumes(grouping: Any) -> None:
+    options: dict[str, Any] = {"grouping": grouping, "refresh_every": 2, "amsgrad": True}
+    optimizer, resumed = (BlockAdam(parameters((0,), (3, 0)), **options) for _ in range(2))
+    run(optimizer, [1, 2])
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert state_bits(resumed) == state_bits(optimizer)
+    run(resumed, [3])
+    assert [int(state["step"]) for state in resumed.state.values()] == [3, 3]
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_an_untrained_state_fits(cls: type[BlockOptimizer]) -> None:
     source, target = cls(parameters((3,)), lr=0.25), cls(parameters((3,)))
@@ -423,14 +434,15 @@ def test_the_state_of_a_torch_optimizer_is_refused(
     refused(cls(parameters((4, 3), (3,))), theirs.state_dict(), message)
 
 
-ADAPTIVE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
-"""All but SGD, which takes any state and looks at none of it."""
+OF_TORCH = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("target", ADAPTIVE)
-def test_torchs_adaptive_optimizers_never_step_with_our_state(cls: type[BlockOptimizer], target: str) -> None:
-    """torch's own load compares only the lengths of groups. But the statistics that they need have other names here."""
+@pytest.mark.parametrize("target", OF_TORCH)
+def test_torchs_optimizers_never_step_with_our_state(cls: type[BlockOptimizer], target: str) -> None:
+    """torch's own load compares only the lengths of groups. But statistics have other names here, and SGD's options are
+    not there.
+    """
     params = parameters((4, 3), (3,))
     theirs = getattr(torch.optim, target)(params, lr=0.1)
     give_gradients_(params, 1)

@@ -17,6 +17,7 @@ from blockadapt import BlockAdam, SpectrumClip
 from blockadapt.kernels import Batch, Change, Segment
 from blockadapt.kernels.eigh import EighKernel
 from blockadapt.moments import unpack
+from blockadapt.optimizers.peak import peak_lr, raise_peak_
 from blockadapt.optimizers.unit import Group
 from blockadapt.spectrum import Estimate
 from support import ranks_errands
@@ -338,3 +339,15 @@ def test_a_schedule_that_rises_does_not_take_a_given_final_lr_with_it() -> None:
     assert max(found) == pytest.approx(0.1)
     assert found[-1] < 0.01
     assert bits(torch.tensor(float(group["peak_lr"]))) == bits(torch.tensor(0.1))
+
+
+@pytest.mark.parametrize(("lr", "peak"), [("meta", 0.1), (0.1, "meta"), ("meta", "meta")])
+def test_the_largest_lr_is_found_and_kept_on_the_device_of_either(lr: Any, peak: Any) -> None:
+    """On the meta device, whose tensors have no numbers: the host must not ask for any."""
+    lr, peak = (torch.tensor(0.1, device=where) if where == "meta" else where for where in (lr, peak))
+    group = {"lr": lr, "peak_lr": peak}
+    found = peak_lr(group)
+    assert (found.device.type, found.dtype) == ("meta", torch.float64)
+    raise_peak_(group)
+    assert (group["peak_lr"] is peak) == isinstance(peak, torch.Tensor)  # where a captured step will look for it
+    assert group["peak_lr"].device.type == "meta"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,8 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blockadapt import BlockAdam, NonFiniteGradientError
+from blockadapt import BlockAdam, BlockRMSprop, NonFiniteGradientError, SpectrumClip
+from blockadapt.kernels import Batch, Segment
+from blockadapt.kernels.cpu.kernel import NumbaChange, NumbaKernel
+from blockadapt.kernels.segments import Segments
 from blockadapt.optimizers.standing import Standing
+from support.blocks import training
 from support.contract_cases import everything
 
 SHAPES = [(12, 7), (16, 16), (3,), (33, 2), (4, 2, 3, 3), (1,), (16, 16), (12, 7)]
@@ -78,18 +83,90 @@ def test_each_moves_as_it_would_alone_whatever_happens_to_one_of_them(change: st
         assert str(one.state[a]) == str(optimizer.state[b])
 
 
-def test_what_stands_is_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+CLOSED = SpectrumClip(final_lr=0.01, gamma=1e3)
+OF_BLOCKS = ("V elsewhere", "U elsewhere", "at another step", "state anew")  # an interval that opens again is refused
+WHILE_CLOSED = [
+    (cls, change)
+    for change in CHANGES
+    if change not in OF_BLOCKS
+    for cls in (BlockAdam, BlockRMSprop)
+    if cls is BlockAdam or not change.startswith("m ")  # the other has no m
+]
+
+
+@pytest.mark.parametrize(("cls", "change"), WHILE_CLOSED)
+def test_a_closed_clip_moves_each_as_it_would_alone(cls: Any, change: str) -> None:
+    together, alone = params(SHAPES), params(SHAPES)
+    options: dict[str, Any] = {"clip": CLOSED, "weight_decay": 0.1, "maximize": True}
+    groups = [{}] * 3 + [{"lr": 0.02}] * 4 + [{"clip": None}]
+    one = cls([{"params": [param], **group} for param, group in zip(together, groups, strict=True)], lr=0.01, **options)
+    each = [cls([param], **{"lr": 0.01, **options, **group}) for param, group in zip(alone, groups, strict=True)]
+    for step in range(5):
+        for these in (together, alone):
+            give_gradients_(these, step)
+        if step == 3:
+            CHANGES[change](together[CHANGED], one.state[together[CHANGED]])
+            CHANGES[change](alone[CHANGED], each[CHANGED].state[alone[CHANGED]])
+        one.step()
+        for optimizer in each:
+            optimizer._standing.clear()
+            optimizer.step()
+    assert all(map(torch.equal, together, alone))
+    for a, b, optimizer in zip(together, alone, each, strict=True):
+        assert str(one.state[a]) == str(optimizer.state[b])
+        assert ("second_moment" in one.state[a]) is (a is together[-1])
+
+
+@pytest.mark.parametrize("options", [{"refresh_every": 2}, {"clip": CLOSED}], ids=["open", "closed"])
+def test_what_stands_is_not_looked_at_one_by_one(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     weights = params(SHAPES)
-    optimizer = BlockAdam(weights, lr=0.01, refresh_every=2)
+    optimizer = BlockAdam(weights, lr=0.01, **options)
     prepared: list[object] = []
     original = BlockAdam._prepare
     monkeypatch.setattr(
         BlockAdam, "_prepare", lambda self, unit, *rest: prepared.append(unit) or original(self, unit, *rest)
     )
-    for step in range(4):
+    give_gradients_(weights, 0)
+    optimizer.step()
+    if "clip" in options:  # closes at the second step
+        optimizer.step()
+    prepared.clear()
+    for step in range(3):
         give_gradients_(weights, step)
         optimizer.step()
-        assert len(prepared) == len(SHAPES)  # all at the first step, none later
+    assert not prepared
+
+
+def test_no_segment_lives_while_tensors_stand() -> None:
+    """Python's collector would visit thousands of them in every step."""
+    of_other_tests = [found for found in gc.get_objects() if type(found) is Segment]
+    living: list[int] = []
+
+    class Watched(NumbaKernel):
+        def prepare(self, batch: Batch, segments: Sequence[Segment]) -> NumbaChange:
+            change = super().prepare(batch, segments)
+            living.append(sum(type(found) is Segment for found in gc.get_objects()) - len(of_other_tests))
+            return change
+
+    weights = params([(16, 16)] * 40)
+    optimizer = BlockAdam([{"params": weights[:20]}, {"params": weights[20:], "lr": 0.02}], backend=Watched())
+    for step in range(3):
+        give_gradients_(weights, step)
+        optimizer.step()
+    assert living[0] >= len(weights)
+    assert living[1:] == [0, 0]
+
+
+def test_segments_as_columns_are_the_same_segments() -> None:
+    segments = [training(5, count, torch.float32).segment()._replace(refresh=count > 1) for count in (3, 40, 1)]
+    columns = Segments.of(segments)
+    assert len(columns) == 3
+    assert [*columns] == columns[:] == segments
+    assert columns[-1] == segments[-1]
+    assert Segments.of(columns) is columns
+    one = Segments(columns.places, columns.grads, columns.recipes[:1])
+    assert [segment.place for segment in one] == columns.places
+    assert [segment.refresh for segment in one] == [True] * 3
 
 
 def test_a_step_that_fails_leaves_what_stands_as_it_was() -> None:

@@ -146,6 +146,17 @@ def test_the_largest_gradients_let_through_leave_everything_finite(
     assert all(bool(v.isfinite().all()) for state in optimizer.state.values() for v in state.values())
 
 
+def test_gradients_count_as_too_large_from_where_the_trace_of_the_largest_block_overflows() -> None:
+    """4,096 squares of 2.88e17 sum to the largest float32. There are so many that their norm does not decide."""
+    param = nn.Parameter(torch.zeros(8192))
+    optimizer = BlockAdam([param])
+    param.grad = torch.full_like(param, 2.8e17)
+    optimizer.step()
+    param.grad = torch.full_like(param, 3.0e17)
+    with pytest.raises(NonFiniteGradientError, match="has 8192 of 8192 entries"):
+        optimizer.step()
+
+
 # on_nonfinite="skip" -----------------------------------------------------------------------------------------------
 
 

@@ -122,6 +122,19 @@ def test_replaced_data_is_stepped_where_it_lies(replaced: Callable[[Tensor], Ten
     assert param_bits([weight]) == param_bits([twin])
 
 
+@each_backend
+def test_memory_that_is_read_in_another_order_is_stepped_in_that_order(backend: str) -> None:
+    weight, twin = parameter(6, 6), parameter(6, 6)
+    optimizer, copied = BlockAdam([weight], backend=backend), BlockAdam([twin], backend=backend)
+    for each in (optimizer, copied):
+        run(each, [1, 2])
+    weight.data = weight.data.t()  # at the same address
+    twin.data = twin.data.t().contiguous()
+    for each in (optimizer, copied):
+        run(each, [3])
+    assert param_bits([weight]) == param_bits([twin])
+
+
 # What is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -273,6 +286,20 @@ def test_an_option_set_later_is_checked_like_one_given_at_first(
         optimizer.step()
     assert str(later.value) == str(first.value)
     assert param_bits([weight]) == before
+
+
+@pytest.mark.parametrize("lr", ["fast", None, float("nan")])
+@pytest.mark.parametrize("moves", [True, False], ids=["moved", "frozen"])
+def test_an_lr_that_is_none_is_refused_whole_where_a_clip_follows_it(moves: bool, lr: Any) -> None:
+    """Also in a group that has no gradient: its largest lr is remembered when the others have been written."""
+    weight, other = parameter(4, 3), parameter(3)
+    optimizer = BlockAdam([{"params": [weight]}, {"params": [other], "clip": SpectrumClip(0.1)}])
+    run(optimizer, [1])
+    give_gradients_([weight, other] if moves else [weight], 2)
+    other.grad = other.grad if moves else None
+    optimizer.param_groups[1]["lr"] = lr
+    refuses(optimizer, "lr")
+    assert optimizer.param_groups[1]["peak_lr"] == 1e-3
 
 
 def test_a_clip_set_on_a_group_made_with_lr_zero_is_refused() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockadapt.kernels.cpu.ahead import ask, ask_rest
 from blockadapt.kernels.cpu.jit import inlined, jit
 from blockadapt.kernels.cpu.simd import (
     absolute,
@@ -93,26 +94,27 @@ def reverse_(n: int, rows: Any, mask: Any, columns: int, L: int) -> None:
 
 
 @jit
-def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int, L: int) -> int:
+def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int, ahead: Any, noted: int, L: int) -> int:
     """Λ = Rᵀ T R into d and y ← Rᵀ y. Each sweep's rotations go to `log`, its last row to `ends`.
 
     A sweep runs through the rows that some lane still works on. Each lane has its own shift, from the last 2 × 2 that
-    is coupled there: its corner.
+    is coupled there: its corner. With each rotation a pair of lines is asked for, see `ahead`.
+
     Returns the number of sweeps; where e is not all zero afterwards, `most` was not enough.
     """
     zero = broadcast(d.dtype.type(0))
     corner = decouple_(n, d, e, L)
     hi = n - 1
-    sweeps = 0
-    position = 0
+    sweeps, rotations = 0, 0
     while hi > 0 and sweeps < most:
         if all_lanes(load(e, (hi - 1) * L) == zero):
             hi -= 1
             continue
         ends[sweeps] = hi
         sweeps += 1
-        corner = sweep_(hi, wilkinson_shift(corner, d), d, e, y, log, position, L)
-        position += 2 * L * hi
+        corner = sweep_(hi, wilkinson_shift(corner, d), d, e, y, log, rotations, ahead, noted, L)
+        rotations += hi
+    ask_rest(ahead, noted, rotations)
     return sweeps
 
 
@@ -157,7 +159,9 @@ def wilkinson_shift(corner: Any, like: Any) -> Any:
 
 
 @inlined
-def sweep_(hi: int, shift: Any, d: Any, e: Any, y: Any, log: Any, position: int, L: int) -> Any:
+def sweep_(
+    hi: int, shift: Any, d: Any, e: Any, y: Any, log: Any, rotations: int, ahead: Any, noted: int, L: int
+) -> Any:
     """One QR sweep through rows 0 … hi with this shift: a bulge is chased down; returns the corner afterwards.
 
     Where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities.
@@ -171,6 +175,7 @@ def sweep_(hi: int, shift: Any, d: Any, e: Any, y: Any, log: Any, position: int,
     above = zero
     apart = one == zero
     corner = zero, zero, zero
+    position = 2 * L * rotations
     for i in range(hi):
         off = load(e, i * L)
         bulge = s * off
@@ -195,10 +200,11 @@ def sweep_(hi: int, shift: Any, d: Any, e: Any, y: Any, log: Any, position: int,
             corner = coupled_corner(coupled, corner, r, above, diagonal)
         y_below = load(y, (i + 1) * L)
         store(y, i * L, fma(c, y_here, s * y_below))
-        y_here = fma(c, y_below, -(s * y_here))
+        y_here = fma(-s, y_here, c * y_below)
         store(log, position, c)
         store(log, position + L, s)
         position += 2 * L
+        ask(ahead, noted, rotations + i)
         apart = off == zero  # then c = 1 and p = 0 already
         s = select(apart, one, s)
         g = select(apart, below - shift, g)
@@ -228,7 +234,7 @@ def apply_rotations_(y: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
             c, s = load(log, position), load(log, position + L)
             top = load(y, i * L)
             store(y, (i + 1) * L, fma(s, top, c * bottom))
-            bottom = fma(c, top, -(s * bottom))
+            bottom = fma(-s, bottom, c * top)  # so that one sum waits for the row before, not two operations
         store(y, 0, bottom)
 
 
@@ -260,8 +266,8 @@ def form_rotations_(n: int, u: Any, log: Any, ends: Any, sweeps: int, L: int) ->
                 store(u, row + j1, fma(s, t1, c * b1))
                 store(u, row + j2, fma(s, t2, c * b2))
                 store(u, row + j3, fma(s, t3, c * b3))
-                b0, b1 = fma(c, t0, -(s * b0)), fma(c, t1, -(s * b1))
-                b2, b3 = fma(c, t2, -(s * b2)), fma(c, t3, -(s * b3))
+                b0, b1 = fma(-s, b0, c * t0), fma(-s, b1, c * t1)
+                b2, b3 = fma(-s, b2, c * t2), fma(-s, b3, c * t3)
                 row = above
             store(u, j0, b0)
             store(u, j1, b1)

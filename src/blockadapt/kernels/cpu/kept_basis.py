@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockadapt.kernels.cpu.ahead import ask, ask_rest
 from blockadapt.kernels.cpu.effective import amsgrad_, effective_
 from blockadapt.kernels.cpu.jit import inlined, jit
 from blockadapt.kernels.cpu.reflections import from_eigenbasis_, to_eigenbasis_
 from blockadapt.kernels.cpu.simd import SQUARE, broadcast, fma, load, store, transpose_onto
 from blockadapt.kernels.cpu.tables import LARGEST, TERM, V
-from blockadapt.kernels.cpu.tile_io import expect
 
 
 @inlined
-def step_in_kept_basis_(
-    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, form: Any, ahead: int, next_v: int, L: int
-) -> Any:
+def step_in_kept_basis_(n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, form: Any, noted: int, L: int) -> Any:
     """Update V where it lies and Λ = diag(Uᵀ V U), and y ← U s(Λ) Uᵀ y; returns which lanes are finite.
 
     Since U stays, Λ follows V by λ ← decay λ + weight (Uᵀ g)².
     """
     zero = broadcast(s.a.dtype.type(0))
     decay, weight = load(s.terms, TERM.second.decay * L), load(s.terms, TERM.second.weight * L)
-    add_square_(n, s.g, s.terms, s.lie.where[V], s.a, ahead, L)
-    next_v = to_eigenbasis_(n, basis, s.g, s.y, s.h, next_v, L)
+    asked = add_square_(n, s.g, s.terms, s.lie.where[V], s.a, s.ahead, noted, L)
+    asked = to_eigenbasis_(n, basis, s.g, s.y, s.h, s.ahead, noted, asked, L)
     check = zero
     for i in range(n):
         gradient = load(s.g, i * L)
@@ -35,18 +33,19 @@ def step_in_kept_basis_(
     if has[LARGEST] != 0:
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, finite, L)
     effective_(n, s.d, s.y, s.terms, s.sums, form, L)
-    from_eigenbasis_(n, basis, s.y, s.h, next_v, L)
+    asked = from_eigenbasis_(n, basis, s.y, s.h, s.ahead, noted, asked, L)
+    ask_rest(s.ahead, noted, asked)
     return finite
 
 
 @jit
-def add_square_(n: int, g: Any, terms: Any, addresses: Any, rows: Any, ahead: int, L: int) -> None:
-    """V ← decay V + weight g gᵀ where it lies, 16 entries at a time.
+def add_square_(n: int, g: Any, terms: Any, addresses: Any, rows: Any, ahead: Any, noted: int, L: int) -> int:
+    """V ← decay V + weight g gᵀ where it lies, 16 entries at a time; returns how many pairs it has asked for.
 
     Between refreshes nothing else is done with V, so it is not worth taking apart into lanes.
     """
     weight, decays = load(terms, TERM.second.weight * L), terms[TERM.second.decay * L :]
-    filled, offset = 0, 0
+    filled, offset, asked = 0, 0, 0
     for i in range(n):
         weighted = weight * load(g, i * L)
         for j in range(i + 1):
@@ -56,6 +55,8 @@ def add_square_(n: int, g: Any, terms: Any, addresses: Any, rows: Any, ahead: in
                 transpose_onto(addresses, offset, filled, rows, decays)
                 offset += filled * rows.itemsize
                 filled = 0
-            ahead = expect(ahead)
+            ask(ahead, noted, asked)
+            asked += 1
     if filled > 0:
         transpose_onto(addresses, offset, filled, rows, decays)
+    return asked

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from blockadapt.kernels.cpu.ahead import ask_rest
 from blockadapt.kernels.cpu.effective import amsgrad_, effective_
 from blockadapt.kernels.cpu.eigensolver import (
     apply_rotations_,
@@ -24,13 +25,13 @@ from blockadapt.kernels.cpu.reflections import factor_, factor_lane_
 from blockadapt.kernels.cpu.simd import absolute, array_at, broadcast, fma, load, maximum, power_of_two, select, store
 from blockadapt.kernels.cpu.tables import BASIS, LARGEST, TERM, M, V
 from blockadapt.kernels.cpu.thresholds import thresholds
-from blockadapt.kernels.cpu.tile_io import expect, from_lanes_, to_lanes_
+from blockadapt.kernels.cpu.tile_io import from_lanes_, to_lanes_
 from blockadapt.kernels.cpu.tridiagonal import apply_reflections_, reflect_basis_, tridiagonalise_
 
 
 @inlined
 def step_in_new_basis_(
-    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, form: Any, ahead: int, next_v: int, L: int
+    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, form: Any, noted: int, L: int
 ) -> Any:
     """Update V, solve it, y ← U s(Λ) Uᵀ y, and keep U and Λ where they are kept.
 
@@ -38,9 +39,9 @@ def step_in_new_basis_(
     """
     f = s.a.dtype.type
     zero, unknown = broadcast(f(0)), broadcast(f(np.nan))
-    finite, largest = update_second_moment_(n, s, ahead, L)
+    finite, largest = update_second_moment_(n, s, L)
     scale = scale_(n, s.a, finite, largest, L)
-    sweeps, reversed_ = solve_(n, s, most, L)
+    sweeps, reversed_ = solve_(n, s, most, noted, L)
     solved = finite
     for i in range(n - 1):
         solved = solved & (load(s.e, i * L) == zero)
@@ -65,7 +66,7 @@ def step_in_new_basis_(
 
 
 @inlined
-def update_second_moment_(n: int, s: Any, ahead: int, L: int) -> Any:
+def update_second_moment_(n: int, s: Any, L: int) -> Any:
     """a = V ← decay V + weight g gᵀ, also where V lies; returns which lanes are finite, and their largest entry."""
     zero = broadcast(s.a.dtype.type(0))
     decay, weight = load(s.terms, TERM.second.decay * L), load(s.terms, TERM.second.weight * L)
@@ -80,7 +81,6 @@ def update_second_moment_(n: int, s: Any, ahead: int, L: int) -> Any:
             entry = fma(weighted, load(s.g, j * L), decay * load(s.a, row))
             store(s.a, row, entry)
             row += L
-            ahead = expect(ahead)
         entry = load(s.a, row - L)  # on the diagonal: a bad entry off it has one there
         largest = maximum(entry, largest)
         check = fma(entry, zero, check)
@@ -103,7 +103,7 @@ def scale_(n: int, a: Any, finite: Any, largest: Any, L: int) -> Any:
 
 
 @inlined
-def solve_(n: int, s: Any, most: int, L: int) -> Any:
+def solve_(n: int, s: Any, most: int, noted: int, L: int) -> Any:
     """Λ into d and y ← Uᵀ y, from a; returns the number of sweeps and which lanes have T reversed.
 
     A lane whose e is not zero afterwards has not converged.
@@ -112,13 +112,14 @@ def solve_(n: int, s: Any, most: int, L: int) -> Any:
     if n == 2:
         diagonalise_2x2_(s.a, s.d, s.e, s.y, s.log, L)
         s.ends[0] = 1
+        ask_rest(s.ahead, noted, 0)
         return 1, zero < zero
     tridiagonalise_(n, s.a, s.h, s.d, s.e, s.y, s.u, s.q, L)
     reversed_ = small_end_first(n, s.d, s.e, L)
     reverse_(n, s.d, reversed_, 1, L)
     reverse_(n - 1, s.e, reversed_, 1, L)
     reverse_(n, s.y, reversed_, 1, L)
-    return diagonalise_(n, s.d, s.e, s.y, s.log, s.ends, most, L), reversed_
+    return diagonalise_(n, s.d, s.e, s.y, s.log, s.ends, most, s.ahead, noted, L), reversed_
 
 
 @jit

@@ -108,7 +108,11 @@ def _opened(path: Path) -> int:
 
 
 def _entered(above: int, path: Path) -> int:
-    """A descriptor of a folder inside another one, made if it is missing."""
+    """Open a folder inside another one, made if it is missing, and give its descriptor.
+
+    Raises:
+        PermissionError: It is a link or a file.
+    """
     with contextlib.suppress(FileExistsError):
         try:
             os.stat(path.name, dir_fd=above, follow_symlinks=False)
@@ -128,7 +132,13 @@ def _require_private(path: Path, status: os.stat_result) -> None:
 
 
 def _require_not_swappable(path: Path, status: os.stat_result) -> None:
-    """Who may write a folder may put another one in the place of one inside it, unless the sticky bit forbids it."""
+    """Refuse a folder in which someone else could put another one in the place of one inside it.
+
+    Whoever may write a folder may do so, unless the sticky bit forbids it.
+
+    Raises:
+        PermissionError: It belongs to someone else than the user and root, or others may write it.
+    """
     if status.st_uid not in (0, os.getuid()):
         raise PermissionError(f"{path} belongs to another user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:

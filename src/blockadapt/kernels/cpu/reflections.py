@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockadapt.kernels.cpu.ahead import ask
 from blockadapt.kernels.cpu.jit import jit
 from blockadapt.kernels.cpu.simd import absolute, broadcast, fma, load, select, sqrt, store
-from blockadapt.kernels.cpu.tile_io import expect
 from blockadapt.kernels.cpu.tridiagonal import four_columns
 
 
@@ -73,8 +73,8 @@ def factor_lane_(n: int, lane: int, vectors: Any, v: Any, L: int) -> None:
 
 
 @jit
-def to_eigenbasis_(n: int, v: Any, g: Any, y: Any, t: Any, ahead: int, L: int) -> int:
-    """g ← Uᵀ g and y ← Uᵀ y, and τ into t; returns the next address to expect.
+def to_eigenbasis_(n: int, v: Any, g: Any, y: Any, t: Any, ahead: Any, noted: int, asked: int, L: int) -> int:
+    """g ← Uᵀ g and y ← Uᵀ y, and τ into t; returns how many pairs have been asked for then, see `ahead`.
 
     One pass over a reflection applies it and projects onto the next one.
     """
@@ -84,7 +84,8 @@ def to_eigenbasis_(n: int, v: Any, g: Any, y: Any, t: Any, ahead: int, L: int) -
         entry = load(v, (i - 1) * L)
         g_along, y_along = fma(entry, load(g, i * L), g_along), fma(entry, load(y, i * L), y_along)
         square = fma(entry, entry, square)
-        ahead = expect(ahead)
+        ask(ahead, noted, asked)
+        asked += 1
     this = 0
     for k in range(n - 1):
         tau = two / square
@@ -104,13 +105,14 @@ def to_eigenbasis_(n: int, v: Any, g: Any, y: Any, t: Any, ahead: int, L: int) -
             store(y, i * L, y_entry)
             g_along, y_along = fma(following, g_entry, g_along), fma(following, y_entry, y_along)
             square = fma(following, following, square)
-            ahead = expect(ahead)
+            ask(ahead, noted, asked)
+            asked += 1
         this = after
-    return ahead
+    return asked
 
 
 @jit
-def from_eigenbasis_(n: int, v: Any, y: Any, t: Any, ahead: int, L: int) -> None:
+def from_eigenbasis_(n: int, v: Any, y: Any, t: Any, ahead: Any, noted: int, asked: int, L: int) -> int:
     """y ← U y, with the τ in t. As `to_eigenbasis_`, the last reflection first."""
     this = (n * (n - 1) // 2 - 1) * L
     along = fma(load(v, this), load(y, (n - 1) * L), load(y, (n - 2) * L))
@@ -128,5 +130,7 @@ def from_eigenbasis_(n: int, v: Any, y: Any, t: Any, ahead: int, L: int) -> None
                 entry = fma(move, load(v, this + (i - k - 1) * L), load(y, i * L))
                 store(y, i * L, entry)
                 along = fma(load(v, before + (i - k) * L), entry, along)
-                ahead = expect(ahead)
+                ask(ahead, noted, asked)
+                asked += 1
         this = before
+    return asked

@@ -11,8 +11,8 @@ Rows have one number a lane; a row of float32 is two cache lines. `triangle` is 
     │ h           │ n                │    │ spare   │ 32 + 1       │
     │ u q         │ n each           │    │ kept    │ 32           │    rows of float64
     │ ranks       │ n                │    │ ends    │ sweeps       │    ┌───────┬───┐
-    │ largest     │ n                │    └─────────┴──────────────┘    │ sums  │ 2 │
-    │ merged      │ n                │                                  │ aside │ 2 │
+    │ largest     │ n                │    │ ahead   │ (n + 4) n *  │    │ sums  │ 2 │
+    │ merged      │ n                │    └─────────┴──────────────┘    │ aside │ 2 │
     │ basis       │ n (n − 1)/2      │    numbers of the blocks' type   └───────┴───┘
     │ eigenvalues │ n                │    ┌───────┬──────────┐
     │ columns     │ n × n            │    │ blank │ triangle │
@@ -27,6 +27,7 @@ Rows have one number a lane; a row of float32 is two cache lines. `triangle` is 
     where, steps   addresses of each lane's block, byte strides       blank   a block of zeros, for lanes without one
     sums           Σ f(λ) y² and Σ y² of each lane; no room where nobody measures
     aside          the same while Jacobi's method solves a single lane
+    ahead          what the next tile needs of memory: pairs of lines (*; twice as many in float64)
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ from blockadapt.kernels.cpu.tables import TENSORS, TERMS
 
 LINE = 64
 """Bytes of a cache line."""
+
+PAIR = 2 * LINE
+"""Bytes that are asked for ahead at once."""
 
 
 class Lie(NamedTuple):
@@ -79,6 +83,7 @@ class Scratch(NamedTuple):
     log: Any
     lie: Any
     ends: Any
+    ahead: Any
     matrix: Any
     vectors: Any
     sums: Any
@@ -111,7 +116,8 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     kept = spare + 2 * integers
     blank = kept + integers
     ends = blank + (triangle * itemsize + LINE - 1) // LINE * LINE
-    matrix = ends + (8 * sweeps + LINE - 1) // LINE * LINE
+    ahead = ends + (8 * sweeps + LINE - 1) // LINE * LINE
+    matrix = ahead + (8 * (n + 4) * n * row // PAIR + LINE - 1) // LINE * LINE
     vectors = matrix + (8 * n * n + LINE - 1) // LINE * LINE
     log = vectors + (8 * n * n + LINE - 1) // LINE * LINE
     sums = log + 2 * (n - 1) * sweeps * row
@@ -120,7 +126,7 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     lie = Lie(where, steps, lengths, owners, spare, kept, blank)
     return Scratch(
         a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, basis, eigenvalues, columns, terms, log, lie, ends,
-        matrix, vectors, sums, aside, end,
+        ahead, matrix, vectors, sums, aside, end,
     )  # fmt: skip
 
 
@@ -160,6 +166,7 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> 
         log=rows_at(address + at.log, 2 * (n - 1) * sweeps, like),
         lie=lie,
         ends=carray(pointer(address + at.ends), (sweeps,), np.int64),
+        ahead=carray(pointer(address + at.ahead), ((n + 4) * n * LANES * like.itemsize // PAIR,), np.int64),
         matrix=carray(pointer(address + at.matrix), (n, n), np.float64),
         vectors=carray(pointer(address + at.vectors), (n, n), np.float64),
         sums=doubles(address + at.sums, counted),

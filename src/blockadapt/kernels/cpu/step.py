@@ -20,18 +20,18 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from blockadapt.kernels.cpu.ahead import note_
 from blockadapt.kernels.cpu.effective import tally_
 from blockadapt.kernels.cpu.jit import inlined, jit
 from blockadapt.kernels.cpu.kept_basis import step_in_kept_basis_
 from blockadapt.kernels.cpu.new_basis import step_by_jacobi_, step_in_new_basis_
 from blockadapt.kernels.cpu.ones import advance_ones
-from blockadapt.kernels.cpu.scratch import LINE, scratch_at
+from blockadapt.kernels.cpu.scratch import scratch_at
 from blockadapt.kernels.cpu.simd import LANES, all_lanes, broadcast, fma, load, pointer, select, store, take_ticket
 from blockadapt.kernels.cpu.spectral import INVERSE_ROOT, Form
 from blockadapt.kernels.cpu.tables import (
     ADDRESS,
     BASIS,
-    COORDINATES,
     EIGENVALUES,
     ENTRIES,
     ENTRY,
@@ -42,12 +42,10 @@ from blockadapt.kernels.cpu.tables import (
     TERMS,
     M,
     Tables,
-    V,
     X,
 )
 from blockadapt.kernels.cpu.tile_io import (
     WITHIN,
-    expect,
     fetch_,
     fill_,
     full_tile,
@@ -131,18 +129,14 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
         if apart and kept:
             fetch_(n * (n - 1) // 2, basis, lie.where[BASIS], lie.steps[BASIS], lie.kept, together, lie.spare)
             fetch_(n, eigenvalues, lie.where[EIGENVALUES], lie.steps[EIGENVALUES], lie.kept, together, lie.spare)
-        # What the next tile needs follows this one's in memory, almost always. It is asked for piece by piece, between
-        # the sums: all at once would fill the processor's few slots for lines on their way, and stall.
-        next_v = lie.where[V, 0] + L * n * (n + 1) // 2 * size
-        next_basis = basis.ctypes.data + L * n * (n - 1) // 2 * size
-        next_eigenvalues = eigenvalues.ctypes.data + L * n * size
-        average_(n, s, has[M] != 0, contiguous == WITHIN, next_eigenvalues if kept else 0, L)
+        noted = note_(n, tables, s, basis, eigenvalues, contiguous == WITHIN, L)
+        average_(n, s, has[M] != 0, L)
         if has[M] != 0:
             put_(n, s.m, lie.where[M], lie.steps[M], lie.lengths, contiguous, lie.spare)
         if kept:
-            finite = step_in_kept_basis_(n, s, basis, eigenvalues, has, form, next_basis, next_v, L)
+            finite = step_in_kept_basis_(n, s, basis, eigenvalues, has, form, noted, L)
         else:
-            finite, solved = step_in_new_basis_(n, s, basis, eigenvalues, has, most, form, next_v, next_v, L)
+            finite, solved = step_in_new_basis_(n, s, basis, eigenvalues, has, most, form, noted, L)
             if not all_lanes(solved | ~finite):
                 store(s.u, 0, select(solved | ~finite, zero, one))
                 for lane in range(L):
@@ -160,12 +154,9 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
 
 
 @inlined
-def average_(n: int, s: Any, has_m: bool, within: bool, expected: int, L: int) -> None:
-    """g ← sign g + coupled x, m ← β₁ m + (1 − β₁) g, and y = m, or g where there is no m.
-
-    The next tile's coordinates are asked for meanwhile, and what lies at `expected` if that is not 0.
-    """
-    terms, lie = s.terms, s.lie
+def average_(n: int, s: Any, has_m: bool, L: int) -> None:
+    """g ← sign g + coupled x, m ← β₁ m + (1 − β₁) g, and y = m, or g where there is no m."""
+    terms = s.terms
     sign, coupled = load(terms, TERM.descent.sign * L), load(terms, TERM.descent.coupled * L)
     beta1 = load(terms, TERM.first.beta * L)
     for i in range(n):
@@ -176,11 +167,6 @@ def average_(n: int, s: Any, has_m: bool, within: bool, expected: int, L: int) -
             average = fma(beta1, load(s.m, i * L) - gradient, gradient)
             store(s.m, i * L, average)
         store(s.y, i * L, average)
-        for role in range(COORDINATES):
-            row = n * L * s.x.itemsize + 2 * i * LINE if within else i * lie.steps[role, 0] + L * s.x.itemsize
-            expect(lie.where[role, 0] + row)
-        if expected != 0:
-            expect(expected + 2 * i * LINE)
 
 
 @inlined

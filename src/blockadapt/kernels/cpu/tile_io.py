@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from blockadapt.kernels.cpu.jit import inlined, jit
-from blockadapt.kernels.cpu.scratch import LINE
 from blockadapt.kernels.cpu.simd import (
     LANES,
     SQUARE,
@@ -22,7 +21,6 @@ from blockadapt.kernels.cpu.simd import (
     load,
     load_part,
     load_row,
-    prefetch,
     rows_at,
     scatter,
     store,
@@ -248,11 +246,3 @@ def from_lanes_(addresses: Any, count: int, rows: Any, L: int) -> None:
     for i in range(0, count, SQUARE):
         i = min(i, count - SQUARE)
         transpose_out(addresses, i * rows.itemsize, rows, i * L)
-
-
-@jit
-def expect(address: int) -> int:
-    """Prefetch the two cache lines from an address on; returns the address after them."""
-    prefetch(address)
-    prefetch(address + LINE)
-    return address + 2 * LINE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -21,7 +20,8 @@ from blockadapt.kernels.cpu.step import worker
 from blockadapt.kernels.cpu.tables import ADDRESS, ENTRY, GRAD, TENSORS, TERMS, Entries, Extents
 from blockadapt.kernels.cpu.threads import ready, run_on_threads
 from blockadapt.kernels.layout import TILE
-from blockadapt.kernels.safety import check_place, gradient_addresses, reach_bytes
+from blockadapt.kernels.segments import Segments
+from blockadapt.kernels.work_lists import WorkList
 from blockadapt.spectrum import InverseRoot, SpectralFunction
 from blockadapt.validation import refusal
 
@@ -29,23 +29,15 @@ OWNER = "NumbaKernel"
 _REALS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-class WorkList:
-    """The step of blocks that are alike: all that the threads read, kept from step to step.
-
-    It holds the places weakly, so that their memory is free as soon as nobody else wants it.
-    """
+class NumbaWorkList(WorkList):
+    """A work list with all that the threads read."""
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
-        for place in places:
-            check_place(OWNER, place, batch)
+        super().__init__(OWNER, batch, places)
         real = _REALS[batch.dtype]
-        self._batch = batch
-        self._places = [weakref.ref(place) for place in places]
-        self._offsets = np.array([place.offset * place.x.itemsize for place in places], dtype=np.int64)
-        self._reaches = np.array([reach_bytes(place) for place in places], dtype=np.int64)
         self._worker = worker_for(real, lanes_form(batch.function)).ctypes
         pieces = _pieces(places)
-        self._of = [i for i, _ in pieces]
+        self._of = np.array([i for i, _ in pieces])
         self._tensors = np.array([_tensor_rows(places[i], extents) for i, extents in pieces], dtype=np.int64)
         self._extents = np.array([extents for _, extents in pieces], dtype=np.int64)
         self._coefficients = np.empty((len(pieces), TERMS), dtype=real)
@@ -76,20 +68,18 @@ class WorkList:
         self._entries = np.array(entries, dtype=np.int64)
         self._at = self._entries.ctypes.data
 
-    def fits(self, places: Sequence[Place]) -> bool:
-        """Whether it was made for these places."""
-        return len(places) == len(self._places) and all(
-            known() is place for known, place in zip(self._places, places, strict=True)
-        )
-
     def fill_in_(self, segments: Sequence[Segment]) -> None:
-        """What each step brings anew; nothing is left then that could raise."""
-        _, grads, _, coefficients, _ = zip(*segments, strict=True)
-        addresses = self._offsets + gradient_addresses(OWNER, grads, self._batch, self._reaches)
-        self._tensors[:, GRAD, ADDRESS] = addresses[self._of]
-        one = len({*map(id, coefficients)}) == 1  # all at the same step, as almost always
-        self._coefficients[:] = coefficients[0].terms if one else [coefficients[i].terms for i in self._of]
-        self._correction = coefficients[0].first.correction  # those that are measured together have it in common
+        """Fill in what each step brings anew; nothing is left then that could raise."""
+        columns = Segments.of(segments)
+        self._tensors[:, GRAD, ADDRESS] = self.gradients_at(columns.grads)[self._of]
+        coefficients = [recipe.coefficients for recipe in columns.recipes]
+        distinct = {id(each): each for each in coefficients}  # one for each group and step, whatever its tensors
+        self._coefficients[:] = coefficients[0].terms
+        if len(distinct) > 1:
+            rows = np.array([each.terms for each in distinct.values()], dtype=self._coefficients.dtype)
+            number = {key: i for i, key in enumerate(distinct)}
+            self._coefficients[:] = rows[np.array([number[id(each)] for each in coefficients])[self._of]]
+        self._correction = float(coefficients[0].first.correction)  # those that are measured together have it in common
         threads = torch.get_num_threads()
         if threads != self._threads:
             self._share_out_(threads)

@@ -1,4 +1,4 @@
-"""Many small symmetric eigenproblems at once, one in each lane: that is, one in each thread of a program.
+"""Solves many small symmetric eigenproblems at once, one in each lane: that is, one in each thread of a program.
 
     1  T = Hᵀ V H, Householder reflections to tridiagonal form            y ← Hᵀ m
     2  Λ = Rᵀ T R, implicit QR with Wilkinson shifts, rotations logged    y ← Rᵀ y
@@ -18,32 +18,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from blockadapt.kernels.thresholds import FLOAT32, FLOAT64
 
-@triton.jit
-def unit_roundoff(REAL: tl.constexpr):
-    """The distance from 1 to the next number."""
-    return 1.1920929e-07 if REAL == tl.float32 else 2.220446049250313e-16
+ROUNDOFF32, ROUNDOFF64 = tl.constexpr(FLOAT32.roundoff), tl.constexpr(FLOAT64.roundoff)
+COLUMN32, COLUMN64 = tl.constexpr(FLOAT32.column), tl.constexpr(FLOAT64.column)
+COUPLING32, COUPLING64 = tl.constexpr(FLOAT32.coupling), tl.constexpr(FLOAT64.coupling)
+BULGE32, BULGE64 = tl.constexpr(FLOAT32.bulge), tl.constexpr(FLOAT64.bulge)
+END, LOPSIDED = tl.constexpr(FLOAT32.end), tl.constexpr(FLOAT32.lopsided)
 
 
 @triton.jit
 def exact_root(value):
-    """√value, correctly rounded; plain float32 roots are not."""
+    """Compute √value, correctly rounded; plain float32 roots are not."""
     return tl.sqrt_rn(value) if value.dtype == tl.float32 else tl.sqrt(value)
 
 
 @triton.jit
 def exact_ratio(left, right):
-    """left / right, correctly rounded; plain float32 quotients are not."""
+    """Compute left / right, correctly rounded; plain float32 quotients are not."""
     return tl.div_rn(left, right) if left.dtype == tl.float32 else left / right
 
 
 @triton.jit
 def reduce_(n, a, u, q, h, d, e, y, LANES: tl.constexpr, REAL: tl.constexpr):
-    """T = Hᵀ A H and y ← Hᵀ y, for entries of at most about 1. The reflections I − u uᵀ/h stay in a's columns.
+    """Make T = Hᵀ A H and y ← Hᵀ y, for entries of at most about 1. The reflections I − u uᵀ/h stay in a's columns.
 
     Columns whose squares sum to no more than `least` are taken for tridiagonal: 1/h must not overflow.
     """
-    least: tl.constexpr = 1e-28 if REAL == tl.float32 else 1e-60
+    least: tl.constexpr = COLUMN32 if REAL == tl.float32 else COLUMN64
     for k in range(n - 2):
         head = a + ((k + 1) * (k + 2) // 2 + k) * LANES
         alpha = tl.load(head)
@@ -99,7 +101,7 @@ def reduce_(n, a, u, q, h, d, e, y, LANES: tl.constexpr, REAL: tl.constexpr):
 
 @triton.jit
 def unreduce_(n, a, h, y, LANES: tl.constexpr):
-    """y ← H y."""
+    """Take y back through the reflections: y ← H y."""
     for back in range(n - 2):
         k = n - 3 - back
         projection = tl.load(h + k * LANES) * 0
@@ -113,15 +115,15 @@ def unreduce_(n, a, h, y, LANES: tl.constexpr):
 
 @triton.jit
 def ascends(n, d, e, LANES: tl.constexpr, REAL: tl.constexpr):
-    """Where T has its small end on top: sweeps run from the large end to the small one."""
-    noise = unit_roundoff(REAL)
+    """Say where T has its small end on top: sweeps run from the large end to the small one."""
+    noise: tl.constexpr = ROUNDOFF32 if REAL == tl.float32 else ROUNDOFF64
     top, bottom = tl.load(d), tl.load(d)
     for i in range(n - 1):
         bottom = tl.where(tl.abs(tl.load(e + i * LANES)) > noise, tl.load(d + (i + 1) * LANES), bottom)
     for back in range(n - 1):
         i = n - 2 - back
         top = tl.where(tl.abs(tl.load(e + i * LANES)) > noise, tl.load(d + i * LANES), top)
-    return (tl.abs(bottom) > 1e-6) & (tl.abs(top) * 4 < tl.abs(bottom))
+    return (tl.abs(bottom) > END) & (tl.abs(top) * LOPSIDED < tl.abs(bottom))
 
 
 @triton.jit
@@ -136,9 +138,9 @@ def reverse_(n, rows, mask, LANES: tl.constexpr):
 
 @triton.jit
 def rotate_(a, d, y, log, LANES: tl.constexpr, REAL: tl.constexpr):
-    """Λ = Rᵀ A R and y ← Rᵀ y for blocks of 2 by one Jacobi rotation, logged as a sweep.
+    """Make Λ = Rᵀ A R and y ← Rᵀ y for blocks of 2 by one Jacobi rotation, logged as a sweep.
 
-    In float64: there is little to compute, and float32 loses half the digits of the smaller eigenvalue.
+    It is done in float64: there is little to compute, and float32 loses half the digits of the smaller eigenvalue.
     """
     first, off = tl.load(a).to(tl.float64), tl.load(a + LANES).to(tl.float64)
     second = tl.load(a + 2 * LANES).to(tl.float64)
@@ -159,20 +161,19 @@ def rotate_(a, d, y, log, LANES: tl.constexpr, REAL: tl.constexpr):
 
 @triton.jit
 def diagonalise_(n, d, e, y, log, most, LANES: tl.constexpr, REAL: tl.constexpr):
-    """Λ = Rᵀ T R into d and y ← Rᵀ y. A sweep goes to the log as 2n − 1 rows: its last row's number, each c and s.
+    """Make Λ = Rᵀ T R in d and y ← Rᵀ y. A sweep is logged in 2n − 1 rows: its last row's number, each c and s.
 
     A sweep runs through the rows that some lane still works on. Each lane has its own shift, from the last 2 × 2 that
     is coupled there; where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities,
-    so that no lane depends on its neighbours. For what counts as zero see `kernels.cpu.thresholds`. There
-    is a row before e's first, which is written and never read.
+    so that no lane depends on its neighbours. For what counts as zero see `kernels.thresholds`. There is
+    a row before e's first, which is written and never read.
 
     Returns:
         The sweeps made, and where e is all zero. Elsewhere `most` sweeps were not enough.
     """
-    relative = unit_roundoff(REAL)
-    least = relative * 4e-3
-    # The square of a bulge that is gone: still normal, so that a larger one gives a rotation of full precision.
-    nothing: tl.constexpr = 1e-36 if REAL == tl.float32 else 1e-300
+    relative: tl.constexpr = ROUNDOFF32 if REAL == tl.float32 else ROUNDOFF64
+    least: tl.constexpr = COUPLING32 if REAL == tl.float32 else COUPLING64
+    nothing: tl.constexpr = BULGE32 if REAL == tl.float32 else BULGE64
     zero = tl.load(d) * 0
     one = zero + 1
     none = (zero != 0).to(tl.int32)
@@ -254,7 +255,7 @@ def diagonalise_(n, d, e, y, log, most, LANES: tl.constexpr, REAL: tl.constexpr)
 
 @triton.jit
 def undiagonalise_(n, y, log, sweeps, LANES: tl.constexpr):
-    """y ← R y."""
+    """Take y back through the log: y ← R y."""
     for back in range(sweeps):
         at = log + (sweeps - 1 - back) * ((2 * n - 1) * LANES)
         hi = tl.max(tl.load(at), 0).to(tl.int32)

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt.kernels.contract import Batch, Change, Kernel, Segment, alike
+from blockadapt.kernels.contract import Batch, Change, Kernel, Segment
 from blockadapt.kernels.layout import MAX_TILED
 from blockadapt.kernels.refresh import decomposed
+from blockadapt.kernels.segments import columns
+from blockadapt.kernels.work_lists import WorkLists
 from blockadapt.spectrum import InverseRoot
 
 
 class TritonKernel(Kernel):
-    """Blocks of up to 64 on GPUs, float32 and float64; on the CPU under Triton's interpreter (`TRITON_INTERPRET=1`).
+    """Moves blocks of up to 64 on GPUs, float32 and float64; on the CPU in Triton's interpreter (`TRITON_INTERPRET=1`).
 
     Args:
         gpus_only: Leave the CPU to other kernels even there: the interpreter proves, and is slow.
@@ -28,10 +30,10 @@ class TritonKernel(Kernel):
 
     def __init__(self, gpus_only: bool = False) -> None:
         self._gpus_only = gpus_only
-        self._work_lists: dict[tuple[object, ...], Any] = {}
+        self._work_lists = WorkLists()
 
     def takes(self, batch: Batch) -> bool:
-        """Blocks of up to 64 under the paper's spectral function, on a device that Triton can launch on."""
+        """Say yes to blocks of up to 64 under the paper's spectral function, on a device that Triton can launch on."""
         if self._gpus_only and batch.device.type == "cpu":
             return False
         small = batch.n <= MAX_TILED and batch.dtype in (torch.float32, torch.float64)
@@ -40,17 +42,10 @@ class TritonKernel(Kernel):
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> Change:
         """See `Kernel.prepare`."""
-        launches: Change = _work().Launches([self._work_list(batch, a).ready(a) for a in alike(segments)])
+        make = _work().TritonWorkList
+        steps = [self._work_lists.of(batch, together, make).ready(together) for together in columns(segments)]
+        launches: Change = _work().Launches(steps)
         return launches
-
-    def _work_list(self, batch: Batch, segments: Sequence[Segment]) -> Any:
-        """The work list of these segments; the one of an earlier step if they lie where they lay."""
-        places = [segment.place for segment in segments]
-        key = batch, places[0].keeps, segments[0].refresh, segments[0].tally
-        work_list = self._work_lists.get(key)
-        if work_list is None or not work_list.fits(places):
-            work_list = self._work_lists[key] = _work().WorkList(batch, places, *key[2:])
-        return work_list
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See `Kernel.decompose`; by a kernel of its own, so that work lists of steps stay."""
@@ -59,7 +54,7 @@ class TritonKernel(Kernel):
 
 @lru_cache(maxsize=1)
 def _work() -> Any:
-    """The module of launches; None where Triton cannot be imported."""
+    """Import the module of launches; None where Triton cannot be imported."""
     try:
         return import_module("blockadapt.kernels.gpu.work")
     except ImportError:

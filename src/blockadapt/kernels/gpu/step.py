@@ -1,6 +1,6 @@
 """The step of a batch as Triton kernels.
 
-    advance     a tile of blocks a program, a block a lane, all in registers: V, m, eigensolve, s, x
+    advance     a tile of blocks a program, a block a lane, vectors as rows of scratch: V, m, eigensolve, s, x
     turn        the same under a basis that was kept: no eigensolve
     redo        a block a program, by Jacobi in float64: what did not converge in `advance`
 
@@ -16,6 +16,7 @@ import triton.language as tl
 from blockadapt.kernels.contract import TERMS
 from blockadapt.kernels.gpu import eigensolver as solver
 from blockadapt.kernels.layout import TILE as _TILE
+from blockadapt.kernels.thresholds import FLOAT32, FLOAT64
 
 COLUMNS = (
     "x", "m", "second_moment", "largest", "basis", "eigenvalues",
@@ -23,7 +24,7 @@ COLUMNS = (
     "second_moment.step", "largest.major", "largest.minor", "largest.step", "k", "minor", "num_blocks", "first tile",
     "grad", *TERMS,
 )  # fmt: skip
-"""Of the table, int64: addresses, strides in elements, counts, and what each step brings: where the gradient lies, and
+"""The table, int64, has addresses, strides in elements, counts, and what each step brings: where the gradient lies, and
 the terms as float64 bits."""
 
 
@@ -41,17 +42,19 @@ BETA, DECAY, WEIGHT = _column("first.beta"), _column("second.decay"), _column("s
 LR, CORRECTION, DAMPING, LOWER, UPPER, RESOLUTION = (
     _column(f"spectrum.{term}") for term in ("lr", "correction", "damping", "lower", "upper", "resolution")
 )
+ENTRY32, ENTRY64 = tl.constexpr(FLOAT32.entry), tl.constexpr(FLOAT64.entry)
+LEAST32, LEAST64 = tl.constexpr(FLOAT32.least_normal), tl.constexpr(FLOAT64.least_normal)
 
 
 @triton.jit
 def term(row, column: tl.constexpr, REAL: tl.constexpr):
-    """A coefficient of this row of the table."""
+    """Read a coefficient of this row of the table."""
     return tl.load(row + column).to(tl.float64, bitcast=True).to(REAL)
 
 
 @triton.jit
 def at(row, tensor: tl.constexpr, strides: tl.constexpr, block, REAL: tl.constexpr):
-    """Where the first numbers of these blocks lie, and the stride from one to the next."""
+    """Say where the first numbers of these blocks lie, and the stride from one to the next."""
     minor = tl.load(row + MINOR).to(tl.int32)
     start = tl.load(row + tensor).to(tl.pointer_type(REAL))
     start += (block // minor).to(tl.int64) * tl.load(row + strides)
@@ -60,7 +63,7 @@ def at(row, tensor: tl.constexpr, strides: tl.constexpr, block, REAL: tl.constex
 
 @triton.jit
 def in_tile(row, tensor: tl.constexpr, width, block, REAL: tl.constexpr):
-    """Where the first of so many numbers of these blocks lie in tiles, and the stride from one to the next."""
+    """Say where the first of so many numbers of these blocks lie in tiles, and the stride from one to the next."""
     start = tl.load(row + tensor).to(tl.pointer_type(REAL))
     num_blocks = tl.load(row + NUM_BLOCKS).to(tl.int32)
     by = tl.where(block < num_blocks // TILE * TILE, TILE, num_blocks % TILE)
@@ -69,7 +72,7 @@ def in_tile(row, tensor: tl.constexpr, width, block, REAL: tl.constexpr):
 
 @triton.jit
 def unclipped(eigenvalues, largest, row, REAL: tl.constexpr):
-    """f(λ) = lr / (√(max(λ, resolution · λ_max) / correction) + damping)."""
+    """Compute f(λ) = lr / (√(max(λ, resolution · λ_max) / correction) + damping)."""
     above = tl.maximum(eigenvalues, term(row, RESOLUTION, REAL) * largest)
     root = solver.exact_root(solver.exact_ratio(above, above * 0 + term(row, CORRECTION, REAL)))
     return solver.exact_ratio(root * 0 + term(row, LR, REAL), root + term(row, DAMPING, REAL))
@@ -77,7 +80,7 @@ def unclipped(eigenvalues, largest, row, REAL: tl.constexpr):
 
 @triton.jit
 def clipped(f, row, REAL: tl.constexpr):
-    """s(λ) = clip(f(λ), lower, upper)."""
+    """Compute s(λ) = clip(f(λ), lower, upper)."""
     return tl.minimum(tl.maximum(f, term(row, LOWER, REAL)), term(row, UPPER, REAL))
 
 
@@ -90,26 +93,26 @@ def tally_(sums, tile, tiles, along, square):
 
 @triton.jit
 def scale_of(largest, REAL: tl.constexpr):
-    """The power of two below the largest entry, and its inverse: both normal numbers."""
+    """Find the power of two below the largest entry, and its inverse: both are normal numbers."""
     if REAL == tl.float32:
-        bits = tl.maximum(largest, 1.1754944e-38).to(tl.int32, bitcast=True) & 0x7F800000
+        bits = tl.maximum(largest, LEAST32).to(tl.int32, bitcast=True) & 0x7F800000
         bits = tl.minimum(bits, 0x7E800000)
         return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
     else:
-        wide = tl.maximum(largest, 2.2250738585072014e-308).to(tl.int64, bitcast=True) & 0x7FF0000000000000
+        wide = tl.maximum(largest, LEAST64).to(tl.int64, bitcast=True) & 0x7FF0000000000000
         wide = tl.minimum(wide, 0x7FD0000000000000)
         return wide.to(tl.float64, bitcast=True), (0x7FE0000000000000 - wide).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def pick(rows, index, number):
-    """Row `number` of rows [N, LANES], `index` being their numbers [N, 1]."""
+    """Take row `number` of rows [N, LANES], `index` being their numbers [N, 1]."""
     return tl.sum(tl.where(index == number, rows, 0), 0)
 
 
 @triton.jit
 def reflection(basis_at, by, k, n, index, there):
-    """w = (0, …, 0, 1, v_k) [N, LANES] of a kept basis, and τ [1, LANES]; see `kernels.reflections`."""
+    """Read w = (0, …, 0, 1, v_k) [N, LANES] of a kept basis, and make τ [1, LANES]; see `kernels.reflections`."""
     first = k * (n - 1) - k * (k - 1) // 2  # numbers of the reflections before it
     v_at = basis_at[None, :] + (first + index - k - 1) * by[None, :]
     w = tl.load(v_at, mask=there & (index > k) & (index < n), other=0)
@@ -119,7 +122,7 @@ def reflection(basis_at, by, k, n, index, there):
 
 @triton.jit
 def amsgrad(eigenvalues, index, largest, by, keep, n):
-    """Σ̂ ← max(Σ̂, Σ) with both ascending, where `keep`; returns Σ̂ in the order of eigenvalues [N, LANES].
+    """Set Σ̂ ← max(Σ̂, Σ) with both ascending, where `keep`; returns Σ̂ in the order of eigenvalues [N, LANES].
 
     `largest` points to the lanes' first maxima, which lie `by` apart.
     """
@@ -140,7 +143,7 @@ def amsgrad(eigenvalues, index, largest, by, keep, n):
 
 @triton.jit
 def amsgrad_(n, d, ascending, ranks, largest, by, keep, LANES: tl.constexpr, REAL: tl.constexpr):
-    """`amsgrad` for eigenvalues in rows of scratch, with two vectors of scratch more."""
+    """Do what `amsgrad` does to eigenvalues in rows of scratch, with two vectors of scratch more."""
     for i in range(n):
         value = tl.load(d + i * LANES)
         rank = (value * 0).to(tl.int32)
@@ -215,7 +218,7 @@ def advance(
         for i in range(n * (n + 1) // 2):
             entry = tl.load(a + i * LANES) * inverse
             # Entries too small to matter go: their squares would be denormal.
-            counts = finite & (tl.abs(entry) > (1e-18 if REAL == tl.float32 else 1e-150))
+            counts = finite & (tl.abs(entry) > (ENTRY32 if REAL == tl.float32 else ENTRY64))
             tl.store(a + i * LANES, tl.where(counts, entry, zero))
         for i in range(n):
             tl.store(y + i * LANES, tl.where(finite, tl.load(y + i * LANES), zero))
@@ -283,7 +286,7 @@ def advance(
 
 
 def scratch_rows(n: int, most: int) -> int:
-    """Rows of lanes that a program of `advance` needs: the triangle, six vectors and one more row, the log."""
+    """Count a program's rows of lanes in `advance`: the triangle, six vectors and one more row, the log."""
     return n * (n + 1) // 2 + 6 * n + 1 + max(most, 1) * (2 * n - 1)
 
 

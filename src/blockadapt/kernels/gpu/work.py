@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,8 +15,8 @@ from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Place, Segment, Tally
 from blockadapt.kernels.gpu import step
-from blockadapt.kernels.safety import check_place, gradient_addresses, reach_bytes
 from blockadapt.kernels.transfer import is_capturing, sent, term_table
+from blockadapt.kernels.work_lists import WorkList
 
 OWNER = "TritonKernel"
 _REALS = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -28,10 +27,10 @@ INTERPRETED = not isinstance(step.advance, triton.JITFunction)
 """Whether Triton runs kernels in Python: `TRITON_INTERPRET` was set when they were defined."""
 
 WARPS_PER_PROCESSOR = 16
-"""Programs of one warp that a streaming multiprocessor is given. A choice that no hardware has judged yet."""
+"""A streaming multiprocessor is given so many programs of one warp. No hardware has judged this choice yet."""
 
 SCRATCH = 1 << 27
-"""Bytes that one launch may take. They bound the programs of large blocks, which then take more tiles each."""
+"""One launch may take so many bytes. They bound the programs of large blocks, which then take more tiles each."""
 
 
 def launches_on(device: torch.device) -> bool:
@@ -40,7 +39,7 @@ def launches_on(device: torch.device) -> bool:
 
 
 def sweeps_allowed(n: int) -> int:
-    """QR sweeps that the log has room for: a third more than the most that was seen in any tile."""
+    """Say for how many QR sweeps the log has room: a third more than the most that was seen in any tile."""
     return 2 * n + 6
 
 
@@ -90,19 +89,12 @@ class Launches:
                 step_.tally.add(step_.sums, step_.correction)
 
 
-class WorkList:
-    """The step of blocks that are alike: all of it that stays from step to step.
-
-    It holds the places weakly, so that their memory is free as soon as nobody else wants it.
-    """
+class TritonWorkList(WorkList):
+    """A work list on the device: the part of its table that stays from step to step, and who owns each tile."""
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
-        for place in places:
-            check_place(OWNER, place, batch)
-        self._places = [weakref.ref(place) for place in places]
-        self._reaches = np.array([reach_bytes(place) for place in places])
-        self._offsets = np.array([place.offset * place.x.itemsize for place in places])
-        self._batch, self._refresh, self._keeps, self._tally = batch, refresh, places[0].keeps, tally
+        super().__init__(OWNER, batch, places)
+        self._refresh, self._keeps, self._tally = refresh, places[0].keeps, tally
         self._lanes = lanes_on(batch.device, max(place.num_blocks for place in places))
         tiles = [triton.cdiv(place.num_blocks, self._lanes) for place in places]
         first = np.cumsum([0, *tiles])
@@ -113,17 +105,14 @@ class WorkList:
         self._owners = sent(owners, batch.device)
         self._compiled = False
 
-    def fits(self, places: Sequence[Place]) -> bool:
-        """Whether it was made for these places."""
-        return len(places) == len(self._places) and all(
-            known() is place for known, place in zip(self._places, places, strict=True)
-        )
-
     def ready(self, segments: Sequence[Segment]) -> Step:
-        """This step's launches, compiled; the table of its gradients and coefficients is on its way to the device."""
+        """Make this step's launches, compiled. The table of its gradients and coefficients is then on its way.
+
+        Raises:
+            ValueError: A gradient is not in plain memory of the device, of the batch's dtype and large enough.
+        """
         batch = self._batch
-        begins = gradient_addresses(OWNER, [segment.grad for segment in segments], batch, self._reaches)
-        grads = (begins + self._offsets).tolist()
+        grads = self.gradients_at([segment.grad for segment in segments]).tolist()
         with _on(batch.device):
             terms = term_table([segment.coefficients for segment in segments], batch.device, torch.float64)
             table = torch.cat([self._table, _column(grads, batch.device), terms.view(torch.int64)], dim=1)
@@ -147,7 +136,7 @@ class WorkList:
         if not self._refresh and n > 1:  # blocks of 1 keep nothing
             shape |= {"N": N, "num_warps": max(1, N * dtype.itemsize // 64)}
             return [Launch(step.turn, min(tiles, most), (table, owners, sums, tiles, n), shape)]
-        shape["HAS_BASIS"] = has_basis and n > 1
+        shape |= {"HAS_BASIS": has_basis and n > 1} | registers(device)
         sweeps = sweeps_allowed(n)
         rows = step.scratch_rows(n, sweeps)
         programs = min(tiles, most, max(1, SCRATCH // (rows * lanes * dtype.itemsize)))
@@ -155,7 +144,7 @@ class WorkList:
         unsolved = torch.empty(1 + tiles * lanes, dtype=torch.int32, device=device)
         unsolved[:1].zero_()
         found = (table, owners, sums, scratch, unsolved, tiles, sweeps, n, rows)
-        launches = [Launch(step.advance, programs, found, shape | {"PAIR": n == 2, "num_warps": 1} | registers(device))]
+        launches = [Launch(step.advance, programs, found, shape | {"PAIR": n == 2, "num_warps": 1})]
         if n > 2:  # smaller ones always converge
             again = shape | {"N": N, "num_warps": max(1, N // 4)}
             launches.append(Launch(step.redo, processors(device), (table, owners, sums, unsolved, tiles, n), again))
@@ -163,20 +152,23 @@ class WorkList:
 
 
 def lanes_on(device: torch.device, blocks: int) -> int:
-    """Lanes of a program: the threads of a warp. The interpreter is the faster the more it does at once."""
+    """Say how many lanes a program has: the threads of a warp. The interpreter is faster the more it does at once."""
     if INTERPRETED:
         return min(1024, max(32, int(triton.next_power_of_2(blocks))))
     return 64 if device.type == "cuda" and torch.version.hip else 32
 
 
 def registers(device: torch.device) -> dict[str, int]:
-    """The option by which NVIDIA's compiler uses the registers that WARPS_PER_PROCESSOR leave; else it spills a few."""
+    """Let NVIDIA's compiler use the registers that WARPS_PER_PROCESSOR leave, by an option; else it spills a few.
+
+    They are also as many as the sixteen warps of `redo` for blocks of 64 can have.
+    """
     return {"maxnreg": 65536 // (32 * WARPS_PER_PROCESSOR)} if device.type == "cuda" and not torch.version.hip else {}
 
 
 @lru_cache(maxsize=16)
 def processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a device, or what its maker calls them."""
+    """Count the streaming multiprocessors of a device, or what its maker calls so."""
     if INTERPRETED:
         return 2
     properties = torch.get_device_module(device).get_device_properties(device)
@@ -184,7 +176,7 @@ def processors(device: torch.device) -> int:
 
 
 def _on(device: torch.device) -> Any:
-    """The context in which launches go to this device: Triton launches on the current one.
+    """Make the context in which launches go to this device: Triton launches on the current one.
 
     On the CPU the interpreter computes with NumPy, which is to be as silent about NaN as a GPU is.
     """
@@ -192,14 +184,14 @@ def _on(device: torch.device) -> Any:
 
 
 def _column(addresses: Sequence[int], device: torch.device) -> Tensor:
-    """A column of the table. A graph that is captured has each address as an argument of a fill."""
+    """Make a column of the table. A graph that is captured has each address as an argument of a fill."""
     if is_capturing(device):
         return torch.cat([torch.full((1, 1), address, dtype=torch.int64, device=device) for address in addresses])
     return sent(torch.tensor(addresses, dtype=torch.int64), device).unsqueeze(1)
 
 
 def _row(place: Place, first: int) -> list[int]:
-    """What stays of a row of the table from step to step, in the order of its columns."""
+    """List what stays of a row of the table from step to step, in the order of its columns."""
 
     def address(name: str) -> int:
         tensor: Tensor | None = getattr(place, name, None)

@@ -62,15 +62,15 @@ class _Bucket:
         units: The units, of one dtype and device.
         offsets: For each unit and rank where its rows begin in what that rank moves.
         sent: What this rank moves; as long on every rank, so that ranks with fewer rows send something more.
-        received: What all ranks send, [ranks, length], while it is under way.
-        work: The message under way.
+        received: What all other ranks send, [ranks, length], while it is under way.
+        messages: Those under way.
     """
 
     units: list[Unit]
     offsets: list[list[int]]
     sent: Tensor
     received: Tensor | None = None
-    work: Any = None
+    messages: Sequence[Any] = ()
 
 
 class SharedOut:
@@ -168,22 +168,31 @@ class SharedOut:
         return agreed(self._owner, verdict, {self._group: self._device}, moved)
 
     def publish(self, bucket: int) -> None:
-        """See `Ranks`. One all-gather spreads a bucket while the next one is moved."""
+        """See `Ranks`. A bucket travels while the next one is moved.
+
+        Raises:
+            RuntimeError: Another process was lost.
+        """
         if bucket >= len(self._buckets):
             return  # units that every rank moves for itself
         one = self._buckets[bucket]
         self._is_lost = True
         one.received = one.sent.new_empty(self._size, len(one.sent))
         try:
-            one.work = exchange(one.received, one.sent, self._group)
+            one.messages = exchange(one.received, one.sent, self._group)
         except Exception as error:
             raise RuntimeError(self._lost()) from error
 
     def finish_(self) -> None:
-        """See `Ranks`."""
+        """See `Ranks`.
+
+        Raises:
+            RuntimeError: Another process was lost.
+        """
         try:
             for bucket in self._buckets:
-                bucket.work.wait()
+                for message in bucket.messages:
+                    message.wait()
         except Exception as error:
             raise RuntimeError(self._lost()) from error
         for bucket in self._buckets:
@@ -191,8 +200,9 @@ class SharedOut:
                 for rank, (first, last) in enumerate(pairwise(_share(unit).row_borders)):
                     if last > first and bucket.received is not None:
                         shape = (last - first, *unit.owner.shape[1:])
-                        unit.owner[first:last] = _piece(bucket.received[rank], starts[rank], shape)
-            bucket.received = bucket.work = None
+                        moved = bucket.sent if rank == self._rank else bucket.received[rank]
+                        unit.owner[first:last] = _piece(moved, starts[rank], shape)
+            bucket.received, bucket.messages = None, ()
         for unit in self._alone:
             for param, slab in _share(unit).slabs.items():
                 if param.grad is not None:
@@ -200,7 +210,11 @@ class SharedOut:
         self._is_lost = False
 
     def require_whole(self) -> None:
-        """Raise if a step was moved here and lost on its way."""
+        """Refuse to go on after a step that was moved here and lost on its way.
+
+        Raises:
+            RuntimeError: There was such a step.
+        """
         if self._is_lost:
             raise RuntimeError(self._lost())
 

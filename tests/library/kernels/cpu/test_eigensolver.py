@@ -150,7 +150,7 @@ def diagonalised(T: Array, y: Array, real: Any) -> dict[str, Any]:
     d = to_rows(T.diagonal(axis1=1, axis2=2), real)
     e = to_rows(np.pad(T.diagonal(1, axis1=1, axis2=2), ((0, 0), (0, 1))), real)
     rows, log, ends = to_rows(y, real), np.full(2 * (n - 1) * most * L, np.nan, real), np.zeros(most, np.int64)
-    sweeps = solver.diagonalise_(n, d, e, rows, log, ends, most, L)
+    sweeps = solver.diagonalise_(n, d, e, rows, log, ends, most, np.zeros(0, np.int64), 0, L)
     return {"d": d, "e": e, "y": rows, "log": log, "ends": ends, "sweeps": sweeps}
 
 

@@ -31,7 +31,7 @@ def carried_out(segment: Case) -> tuple[Case, int]:
     """A copy of the segment after the step as plain Python, and how many blocks Jacobi's method has solved."""
     segment = copied(segment)
     place = segment.segment().place
-    work_list: Any = work.WorkList(place.batch, [place], segment.refresh)
+    work_list: Any = work.NumbaWorkList(place.batch, [place], segment.refresh)
     work_list.fill_in_([segment.segment()])
     work_list._scratch[:] = 0xFF  # NaN: nothing may be read before it is written
     step.carry_out(work_list._entries, work_list._coefficients, INVERSE_ROOT)
@@ -69,7 +69,7 @@ def test_uncompiled_a_block_that_does_not_converge_is_solved_by_jacobi(
 
 
 def solved_by_jacobi(kernel: NumbaKernel) -> int:
-    return sum(work_list.by_jacobi for work_list in kernel._work_lists.values())
+    return sum(work_list.by_jacobi for work_list in kernel._work_lists._known.values())
 
 
 @each_dtype

@@ -215,6 +215,22 @@ def test_a_kernel_keeps_no_memory_of_places_alive(device: str) -> None:
     assert memory() is None
 
 
+@pytest.mark.parametrize("path", ["plain", "amsgrad, new basis", "kept basis"])
+def test_preparing_a_step_reads_no_number(path: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the host would have to wait for, were the tensors on a GPU; the numbers of the step are there too."""
+
+    def read(tensor: Tensor, *_: object) -> None:
+        raise AssertionError(f"a tensor of shape {tuple(tensor.shape)} was read")
+
+    case = on(device, PATHS[path](training(3, 45, torch.float32)))
+    segment = case.segment()
+    known = [torch.tensor(term, dtype=torch.float64, device=device) for term in segment.coefficients.terms]
+    segment = segment._replace(coefficients=Coefficients.of(known))
+    for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__"):
+        monkeypatch.setattr(Tensor, name, read)
+    TritonKernel().prepare(case.batch, [segment])
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not GPU, reason="there is no GPU")
 def test_nothing_waits_for_the_device() -> None:

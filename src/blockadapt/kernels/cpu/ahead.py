@@ -1,0 +1,71 @@
+"""What the next tile needs of memory: noted first, then asked for while this tile is computed.
+
+It lies after this tile's in memory, almost always. It is asked for bit by bit, between pieces of arithmetic that touch
+no new memory themselves, such as the rotations of a QR sweep: all at once would fill the processor's few slots for
+lines on their way, and stall.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blockadapt.kernels.cpu.jit import inlined, jit
+from blockadapt.kernels.cpu.scratch import PAIR
+from blockadapt.kernels.cpu.simd import prefetch
+from blockadapt.kernels.cpu.tables import ADDRESS, BASIS, COORDINATES, V
+
+
+@inlined
+def note_(n: int, tables: Any, s: Any, basis: Any, eigenvalues: Any, within: bool, L: int) -> int:
+    """Addresses of the pairs of lines that the next tile needs, into `s.ahead`; returns how many there are.
+
+    `within` says that each block's own coordinates are contiguous in memory; else neighbouring blocks' are.
+    """
+    lie, row = s.lie, L * s.x.itemsize
+    noted: int = 0
+    for role in range(COORDINATES):
+        if tables.tensors[0, role, ADDRESS] == 0:
+            continue
+        if within:
+            noted = note_rows_(s.ahead, noted, lie.where[role, 0], n, row)
+        else:
+            for part in range(0, row, PAIR):
+                at = lie.where[role, 0] + row + part
+                noted = note_series_(s.ahead, noted, at, lie.steps[role, 0], n)
+    noted = note_rows_(s.ahead, noted, lie.where[V, 0], n * (n + 1) // 2, row)
+    if tables.tensors[0, BASIS, ADDRESS] != 0:
+        noted = note_rows_(s.ahead, noted, eigenvalues.ctypes.data, n, row)
+        noted = note_rows_(s.ahead, noted, basis.ctypes.data, n * (n - 1) // 2, row)
+    return noted
+
+
+@jit
+def note_rows_(ahead: Any, noted: int, address: int, rows: int, row: int) -> int:
+    """So many rows, of so many bytes, after as many that begin at an address; returns how many pairs are noted then."""
+    noted_then: int = note_series_(ahead, noted, address + rows * row, PAIR, rows * (row // PAIR))
+    return noted_then
+
+
+@jit
+def note_series_(ahead: Any, noted: int, address: int, stride: int, count: int) -> int:
+    """So many pairs from an address on, by a stride; returns how many are noted then."""
+    for i in range(count):
+        ahead[np.uint64(noted + i)] = address + i * stride  # unsigned: an index from the end would cost a test each
+    return noted + count
+
+
+@jit
+def ask(ahead: Any, noted: int, index: int) -> None:
+    """Ask for the pair of this number, if so many are noted."""
+    if index < noted:
+        prefetch(ahead[index])
+        prefetch(ahead[index] + PAIR // 2)
+
+
+@jit
+def ask_rest(ahead: Any, noted: int, first: int) -> None:
+    """Ask for all that are noted, from this number on."""
+    for index in range(first, noted):
+        ask(ahead, noted, index)
