@@ -1,4 +1,4 @@
-"""The `blockadapt` command, also as `python -m blockadapt_experiments`."""
+"""Start the `blockadapt` command, which is also `python -m blockadapt_experiments`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ EXTRA = {
 
 
 def main() -> None:
-    """Run the command; say how to install what it needs if that is missing."""
+    """Run the command, or say how to install what it lacks.
+
+    Raises:
+        ModuleNotFoundError: A module is missing that no extra installs.
+    """
     try:
         from blockadapt_experiments.commands.cli import app
 

@@ -9,7 +9,7 @@ SCALES = ("smoke", "laptop", "paper")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name most like this one; a dotted name may be meant by its last part alone."""
+    """Find the known name most like this one; a dotted name may be meant by its last part alone."""
 
     def likeness(candidate: str) -> float:
         ends = (name.rpartition(".")[2], candidate.rpartition(".")[2])

@@ -106,6 +106,12 @@ def test_other_processes_load_the_same_file_and_changed_code_is_refused(tmp_path
     assert not (tmp_path / "out" / "runs" / "adam" / "-" / "seed-1").exists()
 
 
+def test_list_shows_the_scales_that_an_experiment_of_your_own_has() -> None:
+    shown = finished([*COMMAND, "list", "--load", str(VALLEY)]).stdout.splitlines()
+    (line,) = (line for line in shown if line.split()[:1] == ["valley"])
+    assert "  smoke, laptop  " in line
+
+
 def test_an_installed_package_brings_its_parts(tmp_path: Path) -> None:
     shutil.copy(SPIRALS, tmp_path / "spiral_parts.py")
     info = tmp_path / "spiral_parts-1.0.dist-info"

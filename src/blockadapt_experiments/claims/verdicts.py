@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from blockadapt_experiments.results.formats import number
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.summary import Summary
 
@@ -51,7 +52,9 @@ def mean_words(values: Iterable[float] | np.ndarray, unit: str = "") -> str:
     if np.isnan(mean):
         return "an unknown amount"
     unit = f" {unit}" if unit else ""
-    return f"{mean:.3g} ± {half:.2g}{unit}" if np.isfinite(half) else f"{mean:.3g}{unit} (one seed)"
+    return (
+        f"{number(mean, 3)} ± {number(half, 2)}{unit}" if np.isfinite(half) else f"{number(mean, 3)}{unit} (one seed)"
+    )
 
 
 def ratio_words(log_ratios: np.ndarray) -> str:
@@ -60,5 +63,6 @@ def ratio_words(log_ratios: np.ndarray) -> str:
     if np.isnan(mean):
         return "×? (not known)"
     if not np.isfinite(half):
-        return f"×{np.exp(mean):.3g} (one seed)"
-    return f"×{np.exp(mean):.3g} ({np.exp(mean - half):.3g} to {np.exp(mean + half):.3g})"
+        return f"×{number(np.exp(mean), 3)} (one seed)"
+    low, high = number(np.exp(mean - half), 3), number(np.exp(mean + half), 3)
+    return f"×{number(np.exp(mean), 3)} ({low} to {high})"

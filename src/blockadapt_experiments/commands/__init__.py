@@ -1,1 +1,1 @@
-"""What the `blockadapt` command does: parse, call, show."""
+"""Parse what users type, call what does it, and show what came of it."""

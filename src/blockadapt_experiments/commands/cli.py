@@ -1,11 +1,11 @@
-"""The commands: parse, call, display. What a command does lives in its own module, loaded when it is called."""
+"""Parse, call, display. What a command does lives in its own module, which is loaded when it is called."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -42,7 +42,7 @@ Load = Annotated[
 
 
 def _load(files: list[Path] | None) -> bool:
-    """Load parts that are not built in; tells whether there are any."""
+    """Load parts that are not built in, and tell whether there are any."""
     for file in files or ():
         load_file(file)
     return load_installed() or bool(files)
@@ -51,7 +51,7 @@ def _load(files: list[Path] | None) -> bool:
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"blockadapt {version('blockadapt')}")
-        raise typer.Exit
+        sys.exit()
 
 
 @app.callback()
@@ -60,7 +60,7 @@ def root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Block-diagonal adaptive optimizers for PyTorch: demos and experiments."""
+    """Try block-diagonal adaptive optimizers for PyTorch, in demos and experiments."""
 
 
 @app.command("list")
@@ -74,26 +74,31 @@ def list_experiments(
 ) -> None:
     """Show the experiments, the optimizers, or the settings of an experiment."""
     contents = dict(CONTENTS)
+    scales: dict[str, Sequence[str]] = dict.fromkeys(CONTENTS, SCALES)
     with _one_sentence():
         if _load(load):
+            from blockadapt_experiments.core.config import scales_of
             from blockadapt_experiments.experiments.registry import OWN
 
             contents.update({name: (own.title, own.section) for name, own in OWN.items()})
+            scales.update({name: scales_of(own) for name, own in OWN.items()})
         if settings is not None:
             require_known(settings, SCALES[0], contents)
             from blockadapt_experiments.core import config
             from blockadapt_experiments.experiments.registry import get_experiment
 
             experiment = get_experiment(settings)
-            scales = config.scales_of(experiment)
-            values = {scale: config.flat(config.plain(config.load(experiment, scale))) for scale in scales}
+            values = {
+                scale: config.flat(config.plain(config.load(experiment, scale)))
+                for scale in config.scales_of(experiment)
+            }
             Console().print(display.settings_table(values))
     if optimizers:
         from blockadapt_experiments.contenders.catalogue import CONTENDERS
 
         Console().print(display.optimizers_table(CONTENDERS.values()))
     elif settings is None:
-        Console().print(display.experiments_table(contents, SCALES))
+        Console().print(display.experiments_table(contents, scales))
 
 
 @app.command("compile")
@@ -101,7 +106,7 @@ def compile_kernels() -> None:
     """Compile the CPU kernels ahead of time, so that no training waits for them."""
     from blockadapt.compile import main
 
-    raise typer.Exit(main([]))
+    sys.exit(main([]))
 
 
 @app.command()
@@ -168,12 +173,19 @@ def run(
             complete = carry_out(session, tune)
         except KeyboardInterrupt:
             typer.echo(f"Interrupted; `{command}` goes on where this stopped.", err=True)
-            raise typer.Exit(130) from None
-    raise typer.Exit(0 if complete else 1)
+            sys.exit(130)
+    sys.exit(0 if complete else 1)
 
 
 def _selection(seeds: list[str] | None, optimizers: str | None) -> Iterator[str]:
-    """`--seed` and `--optimizers` as changes of settings."""
+    """Turn `--seed` and `--optimizers` into changes of settings.
+
+    Yields:
+        A change, `key=value`.
+
+    Raises:
+        ValueError: A seed is no integer >= 0.
+    """
     if seeds:
         words = [word.strip() for text in seeds for word in text.split(",")]
         if not all(word.isdecimal() for word in words):
@@ -199,11 +211,20 @@ def report(
 
     with _one_sentence():
         _load(load)
-        if len(runs) > 1 and out is None:
-            raise ValueError("report: `out` must be given where several directories make one report.")
-        into = out or runs[0]
+        into = _place_of_report(runs, out)
         files = write_report(runs[0], others=runs[1:], into=into)
     say(Console(), f"Wrote {', '.join(str(file.relative_to(into)) for file in files)} to {into}.")
+
+
+def _place_of_report(runs: list[Path], out: Path | None) -> Path:
+    """Tell where a report goes: beside the runs, where they are in one directory, or where the user says.
+
+    Raises:
+        ValueError: There are several directories, and the user does not say.
+    """
+    if len(runs) > 1 and out is None:
+        raise ValueError("report: `out` must be given where several directories make one report.")
+    return out or runs[0]
 
 
 @app.command()
@@ -215,7 +236,7 @@ def plan(
     changes: Changes = None,
     load: Load = None,
 ) -> None:
-    """Show how a block method cuts up the model of an experiment, and what that costs. Trains nothing."""
+    """Show how a block method cuts up the model of an experiment, and what that costs. This trains nothing."""
     with _one_sentence():
         if not _load(load):
             require_known(experiment, scale)
@@ -299,13 +320,17 @@ def bench(
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Turn a ValueError about the user's input into its one sentence and exit code 2; trouble with a file into 1."""
+    """Turn a ValueError about the user's input into its one sentence and exit code 2; trouble with a file into 1.
+
+    Yields:
+        Nothing; it guards the block.
+    """
     try:
         yield
     except ValueError as error:
         typer.echo(error, err=True)
-        raise typer.Exit(2) from None
+        sys.exit(2)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         typer.echo(f"blockadapt: {error.strerror or error}{where}.", err=True)
-        raise typer.Exit(1) from None
+        sys.exit(1)

@@ -1,4 +1,4 @@
-"""What `blockadapt list` shows, kept here so that it answers at once: the experiments themselves load torch.
+"""Hold what `blockadapt list` shows, so that it answers at once: the experiments themselves load torch.
 
 A test holds it to what the experiments say of themselves.
 """
@@ -42,7 +42,11 @@ CONTENTS: dict[str, tuple[str, str]] = {
 
 
 def require_known(experiment: str, scale: str, contents: Collection[str] = CONTENTS) -> None:
-    """Raise ValueError unless there are such an experiment and such a scale, in the words that loading them has."""
+    """Refuse a name that no experiment or no scale has, in the words that loading them has.
+
+    Raises:
+        ValueError: There is none such; the sentence names the nearest experiment, or all scales.
+    """
     if experiment not in contents:
         near = nearest(experiment, contents)
         raise ValueError(f"blockadapt: there is no experiment {experiment!r}; the nearest is {near!r}.")

@@ -1,4 +1,4 @@
-"""The demo: two small nets, four optimizers, one tiny data set. Trains and measures; prints and draws nothing.
+"""Train two small nets with four optimizers on one tiny data set, and measure; print and draw nothing.
 
 Every optimizer starts from the same weights and sees the same minibatches in the same order.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,8 +19,10 @@ from torch.optim import SGD, Adam, Optimizer
 from blockadapt import BlockAdam, SpectrumClip
 from blockadapt.validation import require_integer
 from blockadapt_experiments.contenders.memory import state_bytes_of
+from blockadapt_experiments.core.training import initial
 from blockadapt_experiments.data.examples import Examples, Split
 from blockadapt_experiments.running.environment import environment
+from blockadapt_experiments.running.runner import threads
 
 BATCH_SIZE = 64
 THREADS = 1
@@ -38,7 +39,7 @@ CLIP_PROGRESS = 235
 
 
 def mlp() -> nn.Module:
-    """64-60-30-10 with ReLU, 6,040 weights and biases: LeNet-300-100 made small."""
+    """Build 64-60-30-10 with ReLU, 6,040 weights and biases: LeNet-300-100 made small."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(64, 60),
@@ -50,7 +51,7 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """Two 3 × 3 convolutions of 8 and 16 channels, each with ReLU and pooling, and a linear layer; 1,898 numbers."""
+    """Build two 3 × 3 convolutions of 8 and 16 channels, with ReLU and pooling, and a linear layer; 1,898 numbers."""
     return nn.Sequential(
         nn.Conv2d(1, 8, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -80,7 +81,11 @@ on the MLP (1.1): the choice is no finding. The clipped spectrum ends on SGD's r
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float, sgd_lr: float, steps: int) -> Optimizer:
-    """One of `OPTIMIZERS` for a run of that many steps; `sgd_lr` is where the clipped spectrum ends."""
+    """Make one of `OPTIMIZERS` for a run of that many steps; `sgd_lr` is where the clipped spectrum ends.
+
+    Raises:
+        ValueError: There is no such optimizer.
+    """
     params = model.parameters()
     if name == "SGD":
         return SGD(params, lr=lr, momentum=MOMENTUM)
@@ -96,7 +101,7 @@ def make_optimizer(name: str, model: nn.Module, lr: float, sgd_lr: float, steps:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may choose.
+    """Holds what a user may choose.
 
     Args:
         epochs: Passes over the training images.
@@ -113,7 +118,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Measured after one pass over the training images."""
+    """Holds what was measured after one pass over the training images."""
 
     train_loss: float
     test_accuracy: float
@@ -122,7 +127,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Run:
-    """One model trained with one optimizer. State is counted after the first step and after the last."""
+    """Holds what one optimizer made of one model. State is counted after the first step and after the last."""
 
     model: str
     optimizer: str
@@ -134,22 +139,22 @@ class Run:
 
     @property
     def final_accuracy(self) -> float:
-        """Test accuracy after the last epoch."""
+        """Return the test accuracy after the last epoch."""
         return self.epochs[-1].test_accuracy
 
     @property
     def best_accuracy(self) -> float:
-        """Highest test accuracy after any epoch."""
+        """Return the highest test accuracy after any epoch."""
         return max(epoch.test_accuracy for epoch in self.epochs)
 
     @property
     def final_loss(self) -> float:
-        """Mean loss over all training images after the last epoch."""
+        """Return the mean loss over all training images after the last epoch."""
         return self.epochs[-1].train_loss
 
     @property
     def seconds_per_epoch(self) -> float:
-        """Median time of an epoch's training steps (of two, the lower): compiling a kernel does not count."""
+        """Return the median time of an epoch's steps (of two, the lower), so that compiling does not count."""
         return statistics.median_low(epoch.seconds for epoch in self.epochs)
 
 
@@ -159,23 +164,12 @@ Progress = Callable[[str, str, Epoch], None]
 
 def run_demo(settings: Settings, data: Split, on_epoch: Progress) -> list[Run]:
     """Train every model with every optimizer."""
-    with _few_threads():
+    with threads(THREADS):
         return [
             train(model, optimizer, settings, data, LEARNING_RATES[model], on_epoch)
             for model in MODELS
             for optimizer in OPTIMIZERS
         ]
-
-
-@contextmanager
-def _few_threads() -> Iterator[None]:
-    """Use `THREADS`, then as many as before."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def train(
@@ -187,7 +181,7 @@ def train(
     on_epoch: Progress,
 ) -> Run:
     """Train one model with one optimizer and measure it after each epoch."""
-    model = _initial(MODELS[model_name], settings.seed)
+    model = initial(MODELS[model_name], settings.seed)
     lr, sgd_lr = learning_rates[optimizer_name], learning_rates["SGD"]
     steps = settings.epochs * (len(data.train) // BATCH_SIZE)
     optimizer = make_optimizer(optimizer_name, model, lr, sgd_lr, steps)
@@ -202,19 +196,16 @@ def train(
             state_bytes = state_bytes or state_bytes_of(optimizer)
         epochs.append(_measured(model, data, seconds=time.perf_counter() - start))
         on_epoch(model_name, optimizer_name, epochs[-1])
-    final_bytes, threads = state_bytes_of(optimizer), torch.get_num_threads()
-    return Run(model_name, optimizer_name, lr, tuple(epochs), state_bytes, final_bytes, threads)
-
-
-def _initial(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The model with the weights of this seed; torch's global generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
+    final_bytes = state_bytes_of(optimizer)
+    return Run(model_name, optimizer_name, lr, tuple(epochs), state_bytes, final_bytes, torch.get_num_threads())
 
 
 def _minibatches(examples: Examples, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch in random order, without the few images that do not fill a minibatch."""
+    """Cut one epoch in random order, without the few images that do not fill a minibatch.
+
+    Yields:
+        The images of a minibatch, and their labels.
+    """
     shuffled = torch.randperm(len(examples), generator=order)
     for rows in shuffled.split(BATCH_SIZE):
         if len(rows) == BATCH_SIZE:
@@ -229,7 +220,7 @@ def _measured(model: nn.Module, data: Split, seconds: float) -> Epoch:
 
 
 def record(settings: Settings, data: Split, runs: Sequence[Run]) -> dict[str, Any]:
-    """Everything that was measured and what it was measured on, as plain data for JSON."""
+    """Collect what was measured and what it was measured on, as plain data for JSON."""
     return {
         "note": "One seed on a tiny data set.",
         "settings": asdict(settings),

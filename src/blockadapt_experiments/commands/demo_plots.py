@@ -1,4 +1,4 @@
-"""The demo's curves as PNG files."""
+"""Draw the demo's curves as PNG files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_plots(runs: Sequence[Run], subtitle: str, directory: Path) -> list[Pat
 
 
 def _figure(runs: Sequence[Run], title: str, axis: str, subtitle: str, value: Callable[[Epoch], float]) -> Any:
-    """One panel for each model, one curve for each optimizer, all on one scale."""
+    """Draw a panel for each model and a curve for each optimizer, all on one scale."""
     models = list(dict.fromkeys(run.model for run in runs))
     figure = Figure(figsize=(9, 4.4), dpi=150, layout="constrained")
     figure.suptitle(f"{title} on scikit-learn's digits\n{subtitle}", fontsize=11)
@@ -55,6 +55,6 @@ def _figure(runs: Sequence[Run], title: str, axis: str, subtitle: str, value: Ca
 
 
 def _accuracy_range(runs: Sequence[Run]) -> tuple[float, float]:
-    """From below the lowest accuracy once a tenth of the run is over: the first epochs would flatten all others."""
+    """Begin below the lowest accuracy once a tenth of the run is over: the first epochs would flatten all others."""
     settled = [100 * e.test_accuracy for run in runs for e in run.epochs[len(run.epochs) // 10 :]]
     return min(settled) // 5 * 5, 100.0

@@ -1,4 +1,4 @@
-"""What the commands show: progress, tables, sentences."""
+"""Show progress, tables and sentences."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 def say(console: Console, sentence: str) -> None:
-    """Print as it is: no markup, no colours, no line breaks of our own."""
+    """Print a sentence as it is, without markup, colours or line breaks of our own."""
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def on_terminal(console: Console) -> bool:
-    """Whether somebody looks at it; FORCE_COLOR makes a log interactive, not a terminal."""
+    """Tell whether somebody looks at it. FORCE_COLOR makes a log interactive, but no terminal."""
     return console.is_interactive and console.file.isatty()
 
 
 def table_of(headings: Sequence[str], **options: Any) -> Table:
-    """An empty table in the style of all."""
+    """Make an empty table in the style of all."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), **options)
     for heading in headings:
         table.add_column(heading)
@@ -45,7 +45,7 @@ def table_of(headings: Sequence[str], **options: Any) -> Table:
 
 
 def row_words(row: Mapping[str, float], columns: Sequence[str]) -> str:
-    """The columns of a row that there are, with their names."""
+    """Write those of these columns that a row has, with their names."""
     return ", ".join(f"{column.replace('_', ' ')} {row[column]:.4g}" for column in columns if column in row)
 
 
@@ -53,7 +53,11 @@ def row_words(row: Mapping[str, float], columns: Sequence[str]) -> str:
 def job_progress(
     console: Console, what: str, jobs: Sequence[Job], columns: Sequence[str]
 ) -> Iterator[Callable[[int, Event], None]]:
-    """A line for each job that has ended; on a terminal also a bar for each at work and one for all."""
+    """Show a line for each job that has ended; on a terminal also a bar for each at work and one for all.
+
+    Yields:
+        What to call with the place of a job and what happened to it.
+    """
     if not on_terminal(console):
         yield lambda index, event: _say_event(console, jobs[index], event, columns)
         return
@@ -69,7 +73,7 @@ def job_progress(
 
 
 class _Bars:
-    """The bars of a terminal. The one for all counts the shares of jobs that are at work."""
+    """Shows the bars of a terminal. The one for all counts the shares of jobs that are at work."""
 
     def __init__(
         self, progress: Progress, console: Console, what: str, jobs: Sequence[Job], columns: Sequence[str]
@@ -112,7 +116,7 @@ def _say_event(console: Console, job: Job, event: Event, columns: Sequence[str])
 
 
 def runs_table(jobs: Sequence[RunJob]) -> Table:
-    """What there is to do."""
+    """List what there is to do."""
     table = table_of(("run", "lr", "state"))
     for job in jobs:
         state = "finished" if job.record.finished else "begun" if job.record.begun else "new"
@@ -121,7 +125,7 @@ def runs_table(jobs: Sequence[RunJob]) -> Table:
 
 
 def estimates_table(estimates: Sequence[Estimate]) -> Table:
-    """A line for each arm."""
+    """List what a run of each arm will take."""
     table = table_of(("optimizer", "parameters", "steps", "blocks", "state MB", "ms a step", "a run"))
     for estimate in estimates:
         name = ", ".join(part for part in (estimate.arm, estimate.variant) if part)
@@ -132,7 +136,7 @@ def estimates_table(estimates: Sequence[Estimate]) -> Table:
 
 
 def duration(seconds: float) -> str:
-    """For people, in the unit that fits.
+    """Write a time for people, in the unit that fits.
 
     >>> [duration(value) for value in (12.3, 600, 9000, 900000)]
     ['12 s', '10 min', '2.5 h', '10.4 days']
@@ -143,16 +147,16 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def experiments_table(contents: Mapping[str, tuple[str, str]], scales: Sequence[str]) -> Table:
-    """What can be run."""
+def experiments_table(contents: Mapping[str, tuple[str, str]], scales: Mapping[str, Sequence[str]]) -> Table:
+    """List what can be run."""
     table = table_of(("experiment", "what", "scales", "in the paper"))
     for name, (title, section) in contents.items():
-        table.add_row(name, title, ", ".join(scales), section)
+        table.add_row(name, title, ", ".join(scales[name]), section)
     return table
 
 
 def optimizers_table(contenders: Iterable[Contender]) -> Table:
-    """What can be compared."""
+    """List what can be compared."""
     table = table_of(("optimizer", "what", "adapts by", "default lr", "settings"))
     for contender in contenders:
         settings = ", ".join(contender.types)
@@ -161,7 +165,7 @@ def optimizers_table(contenders: Iterable[Contender]) -> Table:
 
 
 def settings_table(values: Mapping[str, Mapping[str, Any]]) -> Table:
-    """What can be set, and its value at each scale."""
+    """List what can be set, and its value at each scale."""
     table = table_of(("setting", *values))
     for key in dict.fromkeys(key for settings in values.values() for key in settings):
         table.add_row(key, *(setting(settings[key]) if key in settings else NONE for settings in values.values()))
@@ -173,7 +177,11 @@ def settings_table(values: Mapping[str, Mapping[str, Any]]) -> Table:
 
 @contextmanager
 def demo_progress(console: Console, settings: DemoSettings) -> Iterator[Callable[[str, str, Epoch], None]]:
-    """A bar for each run on a terminal; elsewhere a line for each run that is done."""
+    """Show a bar for each run on a terminal; elsewhere a line for each run that is done.
+
+    Yields:
+        What to call with the names of a model and an optimizer and the epoch that is done.
+    """
     from blockadapt_experiments.commands.demo import MODELS, OPTIMIZERS
 
     if not on_terminal(console):
@@ -208,7 +216,7 @@ def demo_progress(console: Console, settings: DemoSettings) -> Iterator[Callable
 
 
 def demo_table(runs: Sequence[Run], settings: DemoSettings, test_images: int) -> Table:
-    """One row for each run. Fits 80 columns."""
+    """List the runs, a row each, within 80 columns."""
     table = Table(
         title=f"scikit-learn's digits, epochs {settings.epochs}, seed {settings.seed}",
         caption=(
@@ -246,7 +254,7 @@ def _cells(run: Run) -> tuple[str, ...]:
 
 
 def bench_table(rows: Sequence[BenchRow]) -> Table:
-    """One row for each measure."""
+    """List the measures, a row each."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="Median and quartiles over the turns.")
     for heading in ("measure", "value", "quartiles", "floor", "goal", "reached", "medians"):
         table.add_column(heading, no_wrap=heading in ("value", "floor", "goal", "reached"))

@@ -1,4 +1,4 @@
-"""What the library's `plan` says about the model of an experiment."""
+"""Ask the library's `plan` about the model of an experiment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blockadapt_experiments.experiments.registry import get_experiment
 
 
 def plan_experiment(name: str, optimizer: str, scale: str, changes: Sequence[str]) -> Plan:
-    """What this block method will do with the model of this experiment.
+    """Tell what this block method will do with the model of this experiment.
 
     Raises:
         ValueError: There is no such experiment or optimizer, or it is no block method, or has no model to cut up.

@@ -1,4 +1,4 @@
-"""What one `blockadapt run` does: refuse what cannot work, tune, run, and say what came of it."""
+"""Carry out one `blockadapt run`: refuse what cannot work, tune, run, and say what came of it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def make_session(
 
 
 def carry_out(session: Session, tune: bool) -> bool:
-    """Check, tune if asked, and run; returns whether all runs are finished now, and none failed.
+    """Check, tune if asked, and run; tell whether all runs are finished now, and none failed.
 
     Raises:
         ValueError: It cannot work; nothing was written.
@@ -82,7 +82,7 @@ def carry_out(session: Session, tune: bool) -> bool:
 
 @dataclass(frozen=True)
 class Session:
-    """One invocation.
+    """Carries out one invocation.
 
     Attributes:
         request: What was asked for.
@@ -114,7 +114,7 @@ class Session:
         self._say_plan(jobs)
 
     def check(self, tuned: bool) -> dict[str, str]:
-        """Make sure that it can work, before anything is written; returns the digests of the data, by name.
+        """Make sure that it can work, before anything is written; return the digests of the data, by name.
 
         Raises:
             ValueError: It cannot: a setting, or missing data.
@@ -182,7 +182,7 @@ class Session:
         begin_experiment(request.out, about)
 
     def tune(self, engine: Engine) -> dict[tuple[str, str], Choice]:
-        """Tune, and write `tuned.json`; returns what was chosen by arm and variant, of those that did not fail."""
+        """Tune, and write `tuned.json`; return what was chosen by arm and variant, of those that did not fail."""
         objective = get_experiment(self.request.experiment).objective
         do = partial(self._do, engine, "tuning", [objective] if objective else [])
         found = tune(self.request, self.over, do, self._say_wait)
@@ -226,11 +226,12 @@ class Session:
 
     def _say_plan(self, jobs: Sequence[RunJob]) -> None:
         finished, begun = sum(job.record.finished for job in jobs), sum(job.record.begun for job in jobs)
+        count = f"{len(jobs)} run{'s' * (len(jobs) > 1)}"
         threads = f"{self.request.threads} thread{'s' * (self.request.threads > 1)}"
         where = f"on the workers of {self.cluster}" if self.cluster else f"{self.workers} at once"
         say(
             self.console,
-            f"{self.request.experiment}, {self.request.scale}: {len(jobs)} runs, {finished} finished, {begun} begun; "
+            f"{self.request.experiment}, {self.request.scale}: {count}, {finished} finished, {begun} begun; "
             f"{where} with {threads} each, in {self.request.out}.",
         )
 

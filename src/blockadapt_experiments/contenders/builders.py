@@ -79,7 +79,7 @@ def _adamw(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
 
 
 def _muon(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
-    """`Muon`."""
+    """Make `Muon`."""
     return Muon(model, lr, (settings.beta1, settings.beta2), settings.decoupled_weight_decay)
 
 
@@ -209,7 +209,7 @@ def _shampoo(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimize
 
 
 def _ggt(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
-    """`GGT`."""
+    """Make `GGT`."""
     return GGT(
         model.named_parameters(),
         lr=lr,
@@ -250,7 +250,7 @@ Clip = Callable[[Any, int], SpectrumClip | None]
 
 
 def _block_adam(amsgrad: bool = False, clip: Clip = lambda settings, steps: None) -> Builder:
-    """`BlockAdam`."""
+    """Make `BlockAdam`."""
 
     def build(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
         return BlockAdam(
@@ -276,7 +276,7 @@ def _block_adam_options(settings: Any) -> dict[str, Any]:
 
 
 def _block_adamw(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
-    """`BlockAdamW`; its λ is `decoupled_weight_decay`."""
+    """Make `BlockAdamW`; its λ is `decoupled_weight_decay`."""
     return BlockAdamW(**_block_options(model, lr, settings, "decoupled_weight_decay"), **_block_adam_options(settings))
 
 
@@ -296,7 +296,7 @@ def _paper_adam(model: nn.Module, lr: float, settings: Any, steps: int) -> Optim
 
 
 def _block_rmsprop(clipped: bool) -> Builder:
-    """`BlockRMSprop`, without bias correction like torch's RMSprop.
+    """Make `BlockRMSprop`, without bias correction like torch's RMSprop.
 
     It moves by the gradient itself, not by an average of it, so it ends on (1 − β₁) α*, SGD's own learning rate.
     """
@@ -311,16 +311,16 @@ def _block_rmsprop(clipped: bool) -> Builder:
 
 
 def _block_adagrad(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
-    """`BlockAdagrad`, the averaged form: δ√t for δ."""
+    """Make `BlockAdagrad`, the averaged form: it has δ√t for δ."""
     return BlockAdagrad(**_block_options(model, lr, settings))
 
 
 def _block_adafom(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
-    """`BlockAdaFom`, without bias correction as published."""
+    """Make `BlockAdaFom`, without bias correction as published."""
     return BlockAdaFom(**_block_options(model, lr, settings), beta1=settings.beta1)
 
 
 def _full_adagrad(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
-    """`BlockAdagrad` with one block over all parameters; for at most 4,096 of them."""
+    """Make `BlockAdagrad` with one block over all parameters, which may be at most 4,096."""
     options = {name: getattr(settings, name) for name in ("eps", "weight_decay", "refresh_every")}
     return BlockAdagrad(model.named_parameters(), lr=lr, grouping="joint", **options)

@@ -179,7 +179,7 @@ class Contender:
 
     @property
     def types(self) -> dict[str, Any]:
-        """The type of each of its settings, by name."""
+        """Give the type of each of its settings, by name."""
         known = get_type_hints(OptimizerSettings)
         return {name: known.get(name, type(self.own.get(name))) for name in (*self.shared, *self.own)}
 

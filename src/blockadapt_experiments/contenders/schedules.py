@@ -132,7 +132,7 @@ class Schedule:
 
     @property
     def lr(self) -> list[float]:
-        """The learning rate of each param group, for the step to come."""
+        """Give the learning rate of each param group, for the step to come."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def after_step(self) -> None:

@@ -1,1 +1,1 @@
-"""What an experiment is, how it is configured, and how a classifier is trained."""
+"""Say what an experiment is, how it is configured, and how a classifier is trained."""

@@ -1,4 +1,4 @@
-"""Settings of an experiment: typed, read from the TOML file that ships with it, changed by `--set key=value`.
+"""Read the settings of an experiment from the TOML file that ships with it, and change them by `--set key=value`.
 
 A file has a table `[defaults]` and one for each scale, which overrides keys of it; nested tables merge. Keys are
 written with dots: `optimizer.block_size`. Every key and every type is checked, wherever it came from.
@@ -98,6 +98,9 @@ def arm_changes(arms: Iterable[str]) -> Iterator[str]:
     >>> list(arm_changes(["b25=block-adam,block_size=25,label=Blocks, n = 25"]))
     ['arms.b25.optimizer="block-adam"', 'arms.b25.block_size=25', 'arms.b25.label=Blocks, n = 25']
 
+    Yields:
+        A change, `key=value`.
+
     Raises:
         ValueError: An arm is not of this form, or two have one name.
     """
@@ -121,7 +124,7 @@ NOT_VARIED = ("optimizers", "arms", "seeds", "lr", "tune", "variants")
 
 
 def varied(settings: SettingsT, variant: str) -> SettingsT:
-    """The settings with the changes of this variant (`key=value`, with commas between several).
+    """Make these changes of a variant (`key=value`, with commas between several) to the settings.
 
     Raises:
         ValueError: For what `load` refuses, and for a key that says which runs there are.
@@ -156,7 +159,7 @@ def grown(before: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> dic
     both = {*before.get("optimizers", ())} & {*ours.get("optimizers", ())}
 
     def rest(settings: Mapping[str, Any]) -> dict[str, Any]:
-        """All that must be the same."""
+        """Pick all that must be the same."""
         arms = {name: table for name, table in settings.get("arms", {}).items() if name in both}
         lr = {name: rate for name, rate in settings.get("lr", {}).items() if name in both}
         kept = {key: value for key, value in settings.items() if key not in PLAN or key == "tune"}
@@ -171,13 +174,13 @@ def grown(before: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> dic
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """The settings as JSON gives them back: dictionaries, lists, numbers, strings."""
+    """Turn settings into what JSON gives back: dictionaries, lists, numbers, strings."""
     plain_settings: dict[str, Any] = _plain(dataclasses.asdict(settings))
     return plain_settings
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys."""
+    """Turn nested tables into one, with dotted keys."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found.update(flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
@@ -185,7 +188,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class Difference(typing.NamedTuple):
-    """A dotted key, and what two settings have there; `MISSING` where one has no such key."""
+    """Says what two settings have under a dotted key; `MISSING` where one has no such key."""
 
     key: str
     ours: Any
@@ -193,7 +196,7 @@ class Difference(typing.NamedTuple):
 
 
 def first_difference(ours: Any, theirs: Any, key: str = "") -> Difference | None:
-    """The first value that differs between two plain settings; None if there is none."""
+    """Find the first value that differs between two plain settings; None if there is none."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name in dict.fromkeys([*ours, *theirs]):
             below = f"{key}.{name}" if key else name
@@ -221,7 +224,7 @@ def _merged(below: Table, above: Table) -> Table:
 
 
 def _parsed(owner: str, change: str) -> Table:
-    """`a.b=value` as nested tables; the value as TOML if it is that, else as it stands."""
+    """Turn `a.b=value` into nested tables. The value is read as TOML if it is that, else it is kept as it stands."""
     key, equals, text = change.partition("=")
     require(bool(equals) and all(key.strip().split(".")), owner, "set", "key=value", change)
     try:

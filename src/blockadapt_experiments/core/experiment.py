@@ -1,4 +1,4 @@
-"""What an experiment is: a set of runs, each cut into legs, and how its results are judged and drawn.
+"""Define what an experiment is: a set of runs, each cut into legs, and how its results are judged and drawn.
 
 A run is one arm (an optimizer, by name), one variant (a setting that the experiment sweeps; "" if it sweeps none) and
 one seed. `running/runner.py` takes runs forward leg by leg, `running/records.py` keeps what they measured,
@@ -23,20 +23,20 @@ ConfigT = TypeVar("ConfigT")
 
 
 class Task(Protocol):
-    """One run, cut into legs. Between two legs it can be saved, and continued to the same bits."""
+    """Does one run, cut into legs. Between two legs it can be saved, and continued to the same bits."""
 
     legs: int
 
     def advance(self) -> Sequence[Row]:
-        """Do the next leg; returns what was measured in it."""
+        """Do the next leg, and return what was measured in it."""
         ...
 
     def outcome(self) -> Outcome:
-        """What is left to say after the last leg."""
+        """Return what is left to say after the last leg."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next leg depends on; `torch.load(weights_only=True)` reads it."""
+        """Return everything that the next leg depends on, as `torch.load(weights_only=True)` can read it."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Design, Generic[ConfigT]):
-    """An experiment: a design, its settings, its runs, and how its results are judged and drawn.
+    """Joins a design with its settings, its runs, and how its results are judged and drawn.
 
     Attributes:
         config: The class of its settings, a frozen dataclass that `core/config.py` fills from TOML.

@@ -1,4 +1,4 @@
-"""What every experiment lets a user choose, and how learning rates are tuned."""
+"""Define what every experiment lets a user choose, and how learning rates are tuned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 
 
 class Arm(NamedTuple):
-    """What one name in an experiment stands for: an optimizer and the settings that it has of its own.
+    """Says what one name in an experiment stands for: an optimizer and the settings that it has of its own.
 
     Attributes:
         optimizer: The name of its contender.
@@ -64,7 +64,7 @@ def read_arm(name: str, table: Mapping[str, Any]) -> Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings:
-    """How learning rates are tuned: the same budget for every optimizer.
+    """Says how learning rates are tuned: every optimizer has the same budget.
 
     Attributes:
         trials: Learning rates that each optimizer may try.
@@ -90,7 +90,7 @@ class TuneSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every experiment lets a user choose; each has its own class below this one.
+    """Holds what every experiment lets a user choose; each has its own class below this one.
 
     Attributes:
         optimizers: Who is compared, in the order in which they are shown: names of optimizers and of `arms`.
@@ -144,7 +144,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSettings:
-    """What an experiment varies at a user's wish, so that one command runs an ablation.
+    """Says what an experiment varies at a user's wish, so that one command runs an ablation.
 
     Attributes:
         variants: Changes to the settings, `key=value` with commas between several; "" for none. Each is run with every

@@ -23,6 +23,7 @@ from blockadapt.validation import require, require_integer
 from blockadapt_experiments.contenders.catalogue import LOST
 from blockadapt_experiments.contenders.memory import state_bytes_of
 from blockadapt_experiments.contenders.schedules import BatchSettings, ScheduleSettings, make_schedule
+from blockadapt_experiments.core.clock import not_counted
 from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.results.measurements import Outcome, Row
 
@@ -39,7 +40,7 @@ EVALUATION_BATCH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How a classifier is trained.
+    """Says how a classifier is trained.
 
     Attributes:
         epochs: Passes over the training images.
@@ -63,7 +64,7 @@ class TrainingSettings:
         require(ok, "training", "validation_fraction", "in (0, 1)", self.validation_fraction)
 
     def steps(self, examples: int) -> list[int]:
-        """Minibatches in each epoch."""
+        """Count the minibatches in each epoch."""
         return [math.ceil(examples / self.batch.batch_size(epoch)) for epoch in range(self.epochs)]
 
 
@@ -76,7 +77,7 @@ class MakeOptimizer(Protocol):
 
 
 class Work(NamedTuple):
-    """What a run will do in all: steps of the optimizer, and minibatches that it only measures on."""
+    """Counts what a run will do in all: steps of the optimizer, and minibatches that it only measures on."""
 
     steps: int
     measured: float
@@ -84,14 +85,14 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Sets:
-    """Examples to train on, and those to measure on by their name in the rows ("validation", "test")."""
+    """Holds examples to train on, and those to measure on by their name in the rows ("validation", "test")."""
 
     train: Examples
     held_out: dict[str, Examples]
 
 
 def hold_out(train: Examples, test: Examples, settings: TrainingSettings, tuning: bool) -> Sets:
-    """The sets of a run. While tuning there is no test set; the last part of the training images is for validation.
+    """Make the sets of a run. While tuning, the last training images are for validation, and there is no test set.
 
     Raises:
         ValueError: The settings ask for more images than there are, or for so few that none can be held out.
@@ -115,7 +116,7 @@ def hold_out(train: Examples, test: Examples, settings: TrainingSettings, tuning
 
 
 class Classification:
-    """One run: a model, its data, an optimizer.
+    """Does one run: it trains a model on its data with an optimizer.
 
     Rows hold epoch, step, and loss (mean cross-entropy) and accuracy on training images and on each set held out.
     A loss or a gradient that is not finite ends the training: the row of that epoch says so, and there are no more.
@@ -180,7 +181,7 @@ class Classification:
         return (row,)
 
     def outcome(self) -> Outcome:
-        """What the run took, and the weights it ended with."""
+        """Return what the run took, and the weights it ended with."""
         weights = parameters_to_vector(self.model.parameters()).detach().cpu().numpy()
         numbers = {
             "parameters": weights.size,
@@ -192,7 +193,7 @@ class Classification:
         return Outcome(numbers, {"weights": weights})
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next epoch depends on."""
+        """Return everything that the next epoch depends on."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -224,7 +225,7 @@ class Classification:
             yield self.prepare(images.to(self.device)), train.labels[rows].to(self.device)
 
     def _train(self, images: Tensor, labels: Tensor) -> bool:
-        """One step; False if that cannot be, because the loss or a gradient is not finite."""
+        """Take one step; return False if that cannot be, because the loss or a gradient is not finite."""
         self.optimizer.zero_grad()
         loss = cross_entropy(self._scores(images), labels)
         if not math.isfinite(loss.item()):
@@ -241,19 +242,20 @@ class Classification:
         return True
 
     def _scores(self, images: Tensor) -> Tensor:
-        """The model's output, in the precision of its weights."""
+        """Compute the model's output, in the precision of its weights."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             scores: Tensor = self.model(images)
         return scores.float() if self.autocast else scores
 
     def _measured(self) -> dict[str, Examples]:
-        """What an epoch is measured on, by its name in the rows."""
+        """Return what an epoch is measured on, by its name in the rows."""
         train, count = self.sets.train, self.settings.measured_examples
         return {"train": Examples(train.images[:count], train.labels[:count]), **self.sets.held_out}
 
+    @not_counted()
     @torch.no_grad()
     def _measure(self, examples: Examples) -> tuple[float, float]:
-        """Mean loss and accuracy, summed over batches in float64."""
+        """Compute mean loss and accuracy, summed over batches in float64."""
         self.model.eval()
         loss, correct = 0.0, 0
         size = self.evaluation_batch or EVALUATION_BATCH
@@ -267,12 +269,12 @@ class Classification:
 
 
 def best_device() -> torch.device:
-    """A GPU if there is one."""
+    """Choose a GPU if there is one."""
     return torch.device("cuda") if torch.cuda.is_available() else CPU
 
 
 def initial(build: Callable[[], ModelT], seed: int) -> ModelT:
-    """The model with the weights of this seed; torch's global generator is left as it was."""
+    """Build the model with the weights of this seed. Torch's global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()

@@ -1,4 +1,4 @@
-"""Settings as typed classes: plain tables become instances, and whatever does not fit is refused in one sentence.
+"""Turn plain tables into instances of typed classes, and refuse whatever does not fit in one sentence.
 
 A settings class is a frozen dataclass. Pydantic checks its keys and types, strictly: no text is taken for a number.
 The class checks its values itself, in `__post_init__`. Pydantic rather than msgspec, because its errors have a kind, a
@@ -56,7 +56,7 @@ def build(owner: str, config: Any, table: Mapping[str, Any], known: Sequence[str
     try:
         return _checked(config, table)
     except ValidationError as error:
-        raise _sentence(owner, error, table, known) from None
+        raise ValueError(_sentence(owner, error, table, known)) from None
 
 
 def converted(owner: str, key: str, hint: Any, value: Any) -> Any:
@@ -69,7 +69,7 @@ def converted(owner: str, key: str, hint: Any, value: Any) -> Any:
     try:
         return _checked(hint, value)
     except ValidationError as error:
-        raise _sentence(owner, error, value, (), key) from None
+        raise ValueError(_sentence(owner, error, value, (), key)) from None
 
 
 def _checked(hint: Any, value: Any) -> Any:
@@ -109,24 +109,24 @@ def _require_range(owner: str, value: Any, key: str = "") -> None:
         require(-(2**63) <= value < 2**63, owner, key, "in [-2⁶³, 2⁶³)", value)
 
 
-def _sentence(owner: str, error: ValidationError, given: Any, known: Sequence[str], prefix: str = "") -> ValueError:
+def _sentence(owner: str, error: ValidationError, given: Any, known: Sequence[str], prefix: str = "") -> str:
     """Put the first problem into our words; a key that does not exist before all others."""
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "unexpected_keyword_argument")
     problem = problems[0]
     kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
     key, asked = _key(problem["loc"], given, prefix)
     if kind == "unexpected_keyword_argument":
-        return ValueError(f"{owner}: there is no setting `{key}`; the nearest is `{nearest(key, known)}`.")
+        return f"{owner}: there is no setting `{key}`; the nearest is `{nearest(key, known)}`."
     if kind == "value_error":
-        return ValueError(str(context["error"]))
+        return str(context["error"])
     if kind == "literal_error":
-        return ValueError(refusal(owner, key, f"one of {context['expected'].replace(' or ', ', ')}", value))
+        return refusal(owner, key, f"one of {context['expected'].replace(' or ', ', ')}", value)
     if kind == "missing" and not isinstance(asked, list):
-        return ValueError(refusal(owner, key, "given", MISSING))
+        return refusal(owner, key, "given", MISSING)
     if kind in ("missing", "too_long"):  # every entry that a list lacks is a problem of its own
         length = context.get("max_length", len(asked) + len([each for each in problems if each["type"] == "missing"]))
-        return ValueError(refusal(owner, key, f"a list of {length}", asked))
-    return ValueError(refusal(owner, key, _RULES.get(kind, problem["msg"]), value))
+        return refusal(owner, key, f"a list of {length}", asked)
+    return refusal(owner, key, _RULES.get(kind, problem["msg"]), value)
 
 
 def _key(place: Sequence[int | str], given: Any, prefix: str) -> tuple[str, Any]:

@@ -66,7 +66,7 @@ class Sprites:
 
     @property
     def classes(self) -> np.ndarray:
-        """Which value of each factor an image has, [count, 5]."""
+        """Tell which value of each factor an image has, [count, 5]."""
         return grid(self.sizes)
 
     def images(self, rows: Tensor) -> Tensor:

@@ -86,17 +86,17 @@ class Corpus:
 
     @property
     def end(self) -> int:
-        """The place of <eos>."""
+        """Return the place of <eos>."""
         return self.vocabulary.index(END)
 
     @property
     def held_out(self) -> dict[str, Tensor]:
-        """What is measured on, by name."""
+        """Return what is measured on, by name."""
         return {"valid": self.valid} if self.test is None else {"valid": self.valid, "test": self.test}
 
     @cached_property
     def digest(self) -> str:
-        """Changes with any word of it."""
+        """Compute a digest that changes with any word of it."""
         parts = [" ".join(self.vocabulary).encode(), *(part.numpy().tobytes() for part in (self.train, self.valid))]
         return hashlib.sha256(b"\n".join(parts)).hexdigest()
 

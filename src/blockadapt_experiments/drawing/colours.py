@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import cycle
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 # Blue, vermilion, green and black are Okabe and Ito's. Their yellow, orange and sky blue are too light for a line on
@@ -64,17 +63,23 @@ and what is clipped is dotted.
 """
 
 
-def bar_colours(arms: Sequence[str], label: Callable[[str], str]) -> dict[str, str]:
+def bar_colours(optimizers: Mapping[str, str], label: Callable[[str], str]) -> dict[str, str]:
     """Return the colour of each arm by its label, for bars."""
-    return {label(arm): COLOURS[style.colour] for arm, style in styles_of(arms).items()}
+    return {label(arm): COLOURS[style.colour] for arm, style in styles_of(optimizers).items()}
 
 
-def styles_of(arms: Sequence[str]) -> dict[str, Style]:
-    """Return the style of each arm: an optimizer's own, and for any other the first that none of these has.
+def styles_of(optimizers: Mapping[str, str]) -> dict[str, Style]:
+    """Return the style of each arm, from which optimizer it is.
 
-    So 28 arms look different.
+    An optimizer under its own name has its own style. Any other arm has the first style that none of these has, in the
+    colour of its optimizer if there is one left. So 28 arms look different.
     """
     every = [Style(number % len(COLOURS), number % len(DASHES)) for number in range(len(COLOURS) * len(DASHES))]
-    named = {arm: STYLES[arm] for arm in arms if arm in STYLES}
-    free = cycle([style for style in every if style not in named.values()] or every)
-    return {arm: named[arm] if arm in named else next(free) for arm in arms}
+    found = {arm: STYLES[arm] for arm in optimizers if arm in STYLES}
+    for number, (arm, optimizer) in enumerate(optimizers.items()):
+        if arm not in found:
+            kin = STYLES.get(optimizer)
+            first = [style for style in every if kin and style.colour == kin.colour]
+            free = (style for style in (*first, *every) if style not in found.values())
+            found[arm] = next(free, every[number % len(every)])
+    return {arm: found[arm] for arm in optimizers}

@@ -280,11 +280,8 @@ def table_1_panels(summary: Summary) -> list[Panel]:
         return []
     paper = {summary.label(arm): (error, math.nan) for arm, error in TABLE_1[summary.experiment.name].items()}
     seeds = f"{len(summary.seeds)} seeds, mean and 95% interval" if len(summary.seeds) > 1 else "one seed"
-    colours = {
-        label: colour
-        for arms in (TABLE_1[summary.experiment.name], summary.arms)
-        for label, colour in bar_colours(list(arms), summary.label).items()
-    }
+    theirs = {arm: arm for arm in TABLE_1[summary.experiment.name]}
+    colours = {**bar_colours(theirs, summary.label), **bar_colours(summary.optimizers, summary.label)}
     return [
         Panel(f"The paper, Table 1: {TABLE_1_SCALE},\nsingle numbers", paper, colours),
         Panel(f"Here, {summary.scale} scale: {_scale(summary)},\n{seeds}", here, colours),

@@ -87,7 +87,7 @@ CLAIMS = (
 
 def variant_panels(summary: Summary) -> list[Panel]:
     """List for each optimizer what every variant ends with, and its paired difference from the first."""
-    panels, colours = [], bar_colours(summary.arms, summary.label)
+    panels, colours = [], bar_colours(summary.optimizers, summary.label)
     for arm in summary.arms:
         ends = {variant: finals(summary, arm, "test_error", variant) for variant in summary.variants}
         bars = {}

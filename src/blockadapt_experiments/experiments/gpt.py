@@ -23,6 +23,7 @@ from blockadapt.validation import require, require_integer, require_number
 from blockadapt_experiments.claims.claim import Claim
 from blockadapt_experiments.claims.contests import Measure, judge_ends, judge_equal_time
 from blockadapt_experiments.contenders.schedules import ScheduleSettings, make_schedule
+from blockadapt_experiments.core.clock import not_counted
 from blockadapt_experiments.core.config import varied
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings, SweepSettings
@@ -121,7 +122,8 @@ class GptTask(TextRun[Gpt]):
         row: Row = {"step": self.step, "train_loss": sum(losses) / len(losses)}
         for name, text in self.corpus.held_out.items():
             if name == "valid" or self.step == self.settings.steps:
-                row[f"{name}_loss"] = mean_loss(self.model, text, self.settings.context)
+                with not_counted():
+                    row[f"{name}_loss"] = mean_loss(self.model, text, self.settings.context)
                 self.diverged |= not math.isfinite(row[f"{name}_loss"])
         return (row,)
 

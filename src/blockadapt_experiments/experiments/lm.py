@@ -27,6 +27,7 @@ from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.claims.contests import Part, finals, means, rivals, verdict
 from blockadapt_experiments.claims.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
 from blockadapt_experiments.contenders.schedules import ScheduleSettings, make_schedule
+from blockadapt_experiments.core.clock import not_counted
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.core.training import Work, best_device, initial
@@ -170,7 +171,8 @@ class LanguageTask(TextRun[LanguageModel]):
         self.epoch += 1
         row: Row = {"epoch": self.epoch, "step": self.step, "train_loss": self.loss_sum / self.position}
         for name, text in self.corpus.held_out.items():
-            row[f"{name}_perplexity"] = perplexity(self.model, text, self.corpus.end, self.settings.unroll)
+            with not_counted():
+                row[f"{name}_perplexity"] = perplexity(self.model, text, self.corpus.end, self.settings.unroll)
             self.diverged |= not math.isfinite(row[f"{name}_perplexity"])
         self.schedule.after_epoch(row["valid_perplexity"])
         self.memory, self.position, self.loss_sum = None, 0, 0.0
@@ -267,7 +269,7 @@ def draw(summary: Summary, directory: Path) -> Sequence[Path]:
     panel = Panel(
         f"{summary.scale} scale: {model}, {_vocabulary(summary)} words,\n{seeds}",
         bars,
-        bar_colours(summary.arms, summary.label),
+        bar_colours(summary.optimizers, summary.label),
     )
     title = f"Test perplexity on {_text(summary)}\n(not to be compared with other texts)"
     path = directory / f"{summary.experiment.name}-perplexity.png"

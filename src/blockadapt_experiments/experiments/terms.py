@@ -246,7 +246,7 @@ def draw_terms(summary: Summary, directory: Path) -> Sequence[Path]:
     figure.suptitle(
         "Terms of Theorem 1 while the network learns, blocks against diagonals; geometric mean over seeds", fontsize=11
     )
-    styles = styles_of(summary.arms)
+    styles = styles_of(summary.optimizers)
     panels = figure.subplots(len(TERMS), len(LAYERS), sharex=True, sharey="row")
     for row, (term, label) in zip(panels, TERMS.items(), strict=True):
         for panel, layer in zip(row, LAYERS, strict=True):

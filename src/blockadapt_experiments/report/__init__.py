@@ -1,4 +1,4 @@
-"""The report of an experiment: an interactive page, PNG curves, CSV tables and a Markdown page.
+"""Write the report of an experiment: an interactive page, PNG curves, CSV tables and a Markdown page.
 
 `reading` → `table`, `figures`, `content` → `page`, `markdown`: what was measured, what is said about it, how it looks.
 """
@@ -68,7 +68,7 @@ def _write(experiment: Experiment[Any], summary: Summary, page: Path, directory:
 
 
 def _write_curves(summary: Summary, path: Path) -> None:
-    """Every point of every curve: mean, half width, number of seeds, and the value of each seed."""
+    """Write every point of every curve: mean, half width, number of seeds, and the value of each seed."""
     head = ["metric", "variant", "optimizer", summary.experiment.axis, "mean", "half", "n"]
     with atomic_text(path) as file:
         writer = csv.writer(file)

@@ -1,4 +1,4 @@
-"""What a report says beside curves and tables: verdicts, how to repeat it, what was reduced, what it ran on."""
+"""Collect what a report says beside curves and tables: verdicts, how to repeat it, what was reduced, what it ran on."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ VERDICTS = {True: "held", False: "did not hold", None: "cannot tell"}
 
 
 class Judged(NamedTuple):
-    """A claim of the paper and what these runs say about it."""
+    """Joins a claim of the paper with what these runs say about it."""
 
     paper: str
     verdict: Verdict
 
     @property
     def word(self) -> str:
-        """The verdict in a word or two."""
+        """Say the verdict in a word or two."""
         return VERDICTS[self.verdict.held]
 
 
 class Difference(NamedTuple):
-    """A setting here and at the paper's scale."""
+    """Says what a setting is here and at the paper's scale."""
 
     key: str
     here: str
@@ -40,15 +40,15 @@ class Difference(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """A tuned learning rate.
+    """Says what tuning chose for an optimizer.
 
     Attributes:
         label: Of the optimizer.
         variant: Of the experiment.
-        lr: The learning rate found.
+        lr: The learning rate found, and what else was tuned.
         value: The objective there.
         objective: Its name.
-        tried: Every learning rate tried and its objective, as text, in ascending order.
+        tried: Every point tried and its objective, as text, in ascending order.
         warning: What is wrong with it; "" if nothing.
     """
 
@@ -97,12 +97,12 @@ class Content:
 
     @property
     def heading(self) -> str:
-        """What was run, and at which scale."""
+        """Say what was run, and at which scale."""
         return f"{self.summary.experiment.title} – {self.summary.scale} scale"
 
     @property
     def facts(self) -> str:
-        """How many runs, in one sentence."""
+        """Say in one sentence how many runs there are."""
         summary = self.summary
         variants = f", {_count(len(summary.variants), 'variant')}" if summary.variants != [""] else ""
         sizes = f"{_count(len(summary.arms), 'optimizer')}{variants}, {_count(len(summary.seeds), 'seed')}"
@@ -110,14 +110,14 @@ class Content:
 
     @property
     def equal_times(self) -> str:
-        """When the fastest optimizer had finished, for each variant; "" where there is nothing to compare."""
+        """Say when the fastest optimizer had finished, for each variant; "" where there is nothing to compare."""
         times = {variant: self.summary.equal_time(variant) for variant in self.summary.variants}
         known = {f" with {variant}" if variant else "": time for variant, time in times.items() if time == time}
         return ", ".join(f"{number(time, 3)} s{where}" for where, time in known.items())
 
     @property
     def target(self) -> str:
-        """The target in words; "" if there is none."""
+        """Put the target into words; "" if there is none."""
         if self.summary.experiment.target is None:
             return ""
         key, value = self.summary.experiment.target
@@ -146,7 +146,7 @@ def content(experiment: Experiment[Any], summary: Summary, figures: Sequence[Pat
 
 
 def _judge(summary: Summary, judge: Callable[[Summary], Verdict]) -> Verdict:
-    """The verdict. A judge that stumbles, over runs that are missing or for another reason, cannot tell."""
+    """Ask for the verdict. A judge that stumbles, over runs that are missing or for another reason, cannot tell."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)  # NumPy's word for a mean of nothing
@@ -158,7 +158,7 @@ def _judge(summary: Summary, judge: Callable[[Summary], Verdict]) -> Verdict:
 
 
 def _draw(experiment: Experiment[Any], summary: Summary, directory: Path) -> tuple[Sequence[Path], list[str]]:
-    """The experiment's own pictures, and what to say if they failed; there may be none while runs are missing."""
+    """Draw the experiment's own pictures, and say so if that failed; there may be none while runs are missing."""
     if experiment.draw is None:
         return [], []
     try:
@@ -168,7 +168,7 @@ def _draw(experiment: Experiment[Any], summary: Summary, directory: Path) -> tup
 
 
 def _failures(summary: Summary) -> list[str]:
-    """A sentence for each run that failed the last time it was tried."""
+    """Write a sentence for each run that failed the last time it was tried."""
     failed = [run for run in summary.runs if run.error]
     return [
         f"{run.key.arm} {run.key.variant} seed {run.key.seed} failed: {run.error}".replace("  ", " ") for run in failed
@@ -176,7 +176,7 @@ def _failures(summary: Summary) -> list[str]:
 
 
 def _damages(summary: Summary) -> list[str]:
-    """A sentence for each run whose record cannot be believed."""
+    """Write a sentence for each run whose record cannot be believed."""
     return [
         f"{run.key.label} does not count: {run.damage} The same `blockadapt run` does it again."
         for run in summary.runs
@@ -201,19 +201,28 @@ def _tuned(summary: Summary) -> list[Tuned]:
     found = []
     for arm in summary.arms:
         for variant, record in summary.tuned.get(arm, {}).items():
-            tried = sorted(record["tried"], key=lambda pair: pair[0])
+            points = record.get("points") or [{"lr": lr, "value": value} for lr, value in record["tried"]]
             found.append(
                 Tuned(
                     label=summary.label(arm),
                     variant=variant,
-                    lr=number(record["lr"], 3),
+                    lr=_point({"lr": record["lr"], **record.get("values", {})}),
                     value=_value(record["value"]),
                     objective=record["objective"],
-                    tried=[(number(lr, 3), _value(value)) for lr, value in tried],
+                    tried=[
+                        (_point(point), _value(point["value"]))
+                        for point in sorted(points, key=lambda point: point["lr"])
+                    ],
                     warning=record.get("warning", ""),
                 )
             )
     return found
+
+
+def _point(point: Mapping[str, Any]) -> str:
+    """Write a point of the grid: the learning rate, and by name what else was tuned."""
+    others = [f"{name} {number(value, 3)}" for name, value in point.items() if name not in ("lr", "value")]
+    return ", ".join([number(point["lr"], 3), *others])
 
 
 def _value(value: float | None) -> str:
@@ -221,12 +230,12 @@ def _value(value: float | None) -> str:
 
 
 def _told(key: str, value: Any) -> str:
-    """A fact about the machine; bytes as GB."""
+    """Write a fact about the machine; bytes as GB."""
     return f"{value / 1e9:.3g} GB" if key.endswith("_bytes") and value is not None else setting(value)
 
 
 def _elsewhere(summary: Summary) -> dict[str, str]:
-    """By name what some runs had different from the environment that the experiment was started in."""
+    """List by name what some runs had different from the environment that the experiment was started in."""
     started = flat(summary.environment)
     found: dict[str, list[str]] = {}
     for run in summary.runs:

@@ -1,4 +1,4 @@
-"""Curves as PNG files, one for each metric: mean and 95% band over seeds, a panel for each variant.
+"""Draw curves as PNG files, one for each metric: mean and 95% band over seeds, a panel for each variant.
 
 Where there is one variant, and one way is better, the same curves over seconds stand beside: equal steps, equal time.
 """
@@ -28,7 +28,7 @@ SETTLED = 0.1
 
 
 def write_figures(summary: Summary, directory: Path) -> list[Path]:
-    """Draw every metric that has a curve; returns the files."""
+    """Draw every metric that has a curve, and return the files."""
     written = []
     for metric in summary.metrics:
         curves = {(arm, v): summary.curve(arm, metric.key, v) for arm in summary.arms for v in summary.variants}
@@ -39,7 +39,7 @@ def write_figures(summary: Summary, directory: Path) -> list[Path]:
 
 
 def file_name(text: str) -> str:
-    """The text with everything but letters, digits, dots and underscores as hyphens."""
+    """Put hyphens for everything but letters, digits, dots and underscores."""
     return re.sub(r"[^\w.]+", "-", text).strip("-")
 
 
@@ -54,7 +54,7 @@ def curve_figure(summary: Summary, metric: Metric, curves: Mapping[tuple[str, st
     seeds = f"{len(summary.seeds)} seeds, {mean} and 95% band" if len(summary.seeds) > 1 else "one seed"
     figure.suptitle(f"{summary.experiment.title}\n{summary.scale} scale, {seeds}", fontsize=11)
     for panel, (variant, timed) in zip(panels, views, strict=True):
-        for arm, style in styles_of(summary.arms).items():
+        for arm, style in styles_of(summary.optimizers).items():
             diverged = summary.diverged(arm, variant)
             label = f"{summary.label(arm)} ({diverged} diverged)" if diverged else summary.label(arm)
             _draw_curve(panel, curves[arm, variant], label, style, log, timed, banded=not diverged)
@@ -102,7 +102,7 @@ def set_log_ticks(axis: Any, shown: tuple[float, float]) -> None:
 
 
 def _draw_curve(panel: Any, curve: Curve, label: str, style: Style, log: bool, timed: bool, banded: bool) -> None:
-    """A mean and its band; an interval around a diverged seed would cover all others."""
+    """Draw a mean and its band. An interval around a diverged seed would cover all others."""
     band = curve.band(log)
     x = curve.mean_seconds() if timed else curve.x
     width = 1.6 if curve.x.size <= 500 else 0.8  # where points are denser than pixels, noise makes a line thick
@@ -114,12 +114,12 @@ def _draw_curve(panel: Any, curve: Curve, label: str, style: Style, log: bool, t
 
 
 def _steady(summary: Summary, curves: Mapping[tuple[str, str], Curve]) -> list[Curve]:
-    """The curves that set the scale: what led up to a seed's divergence is no measure for the others."""
+    """Pick the curves that set the scale: what led up to a seed's divergence is no measure for the others."""
     return [curve for key, curve in curves.items() if curve.x.size and not summary.diverged(*key)] or [*curves.values()]
 
 
 def _is_log(metric: Metric, curves: Mapping[tuple[str, str], Curve]) -> bool:
-    """Whether the axis is logarithmic: without a positive value it cannot be."""
+    """Tell whether the axis is logarithmic: without a positive value it cannot be."""
     return metric.log and any((curve.values > 0).any() for curve in curves.values())
 
 
@@ -135,7 +135,7 @@ def _set_scale(summary: Summary, panel: Any, log: bool, curves: Mapping[tuple[st
 
 
 def y_range(curves: Iterable[tuple[np.ndarray, Band]], log: bool) -> tuple[float, float] | None:
-    """What an axis shows: all means that have settled, and the bands as far as they do not flatten the means."""
+    """Choose what an axis shows: all means that have settled, and the bands as far as they do not flatten the means."""
     low, high, far_low, far_high = math.inf, -math.inf, math.inf, -math.inf
     for x, band in curves:
         settled = x >= (x[0] + SETTLED * (x[-1] - x[0]) if x.size >= 10 and not log else -math.inf)

@@ -1,4 +1,4 @@
-"""The report as a Markdown page, to be kept with the PNG files beside it."""
+"""Write the report as a Markdown page, to be kept with the PNG files beside it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ def _lines(content: Content) -> Iterator[str]:
 
 
 def _results(content: Content) -> Iterator[str]:
-    """A table for each metric, then one of what is not about a metric."""
+    """Write a table for each metric, then one of what is not about a metric.
+
+    Yields:
+        A line.
+    """
     columns = content.table.columns
     for metric in content.summary.metrics:
         yield f"### {_inline(metric.label[:1].upper() + metric.label[1:])}\n"
@@ -61,7 +65,11 @@ def _results(content: Content) -> Iterator[str]:
 
 
 def _table(content: Content, table: Table, shown: Sequence[int], facts: bool = False) -> Iterator[str]:
-    """The columns at these places; with `facts` also the learning rate and the seeds."""
+    """Write the columns at these places; with `facts` also the learning rate and the seeds.
+
+    Yields:
+        A line.
+    """
     sweep, rates = content.summary.variants != [""], facts and table.has_lr
 
     def cells(line: Line) -> Iterator[str]:
@@ -83,7 +91,11 @@ def _table(content: Content, table: Table, shown: Sequence[int], facts: bool = F
 
 
 def _provenance(content: Content) -> Iterator[str]:
-    """How to repeat it, and how it differs from the paper."""
+    """Write how to repeat it, and how it differs from the paper.
+
+    Yields:
+        A line.
+    """
     summary = content.summary
     yield f"\n## Repeat it\n\n```sh\n{summary.command}\n```"
     yield f"\nSeeds: {', '.join(map(str, summary.seeds))}.\n"
@@ -96,7 +108,10 @@ def _provenance(content: Content) -> Iterator[str]:
         yield from (f"- {_inline(note)}" for note in content.notes)
     if content.tuned:
         yield "\n## Learning rates tried\n"
-        yield "Every optimizer had the same trials, with seeds that the results do not use and never on test data.\n"
+        yield (
+            "Every optimizer tried the same grid, and went on beyond it by as many points at most. The seeds are not"
+            " those of the results, and no test data was used.\n"
+        )
         for picture in content.sensitivity:
             yield f"![Objective against learning rate]({picture.name})\n"
             yield "Rings: the learning rates chosen. Crosses: those with which a run diverged.\n"
@@ -104,9 +119,10 @@ def _provenance(content: Content) -> Iterator[str]:
             (
                 _inline(line.label),
                 *([_inline(line.variant)] if summary.variants != [""] else []),
-                line.lr,
+                _inline(line.lr),
                 line.value,
-                ", ".join(f"{lr}: {value}" for lr, value in line.tried) + f". {_inline(line.warning)}".rstrip(". "),
+                "; ".join(f"{_inline(lr)}: {value}" for lr, value in line.tried)
+                + f". {_inline(line.warning)}".rstrip(". "),
             )
             for line in content.tuned
         ]
@@ -124,7 +140,11 @@ def _provenance(content: Content) -> Iterator[str]:
 
 
 def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> Iterator[str]:
-    """A Markdown table whose last so many columns are numbers, set to the right."""
+    """Write a Markdown table whose last so many columns are numbers, set to the right.
+
+    Yields:
+        A line.
+    """
     yield f"| {' | '.join(heads)} |"
     yield "|" + "---|" * (len(heads) - numbers) + "---:|" * numbers
     for row in rows:
@@ -132,7 +152,7 @@ def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0)
 
 
 def _inline(text: str) -> str:
-    """The text with nothing in it that Markdown or HTML would take for more than text."""
+    """Escape all that Markdown or HTML would take for more than text."""
     text = " ".join(text.split()).replace("\\", "\\\\")
     for mark in "`*[]<>|$":
         text = text.replace(mark, "\\" + mark)

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing beside it. Its charts are our own SVG.
+"""Write the page: one HTML file that needs nothing beside it. Its charts are our own SVG.
 
 plotly.js comes only whole, 4.8 MB in every report, and knows neither dark colours nor print nor the keyboard. uPlot is
 small, but it paints on a canvas: docs/architecture.md weighs it. What is needed here is a few hundred lines.
@@ -52,7 +52,7 @@ def write_page(content: Content, path: Path) -> None:
 
 
 def _data(summary: Summary) -> dict[str, Any]:
-    """What the script draws from."""
+    """Collect what the script draws from."""
     series = [
         {"metric": metric.key, "arm": arm, "variant": variant, **_series(summary, name, metric.key, of)}
         for metric in summary.metrics
@@ -61,7 +61,7 @@ def _data(summary: Summary) -> dict[str, Any]:
     ]
     drawn = {entry["metric"] for entry in series if len(entry["x"]) > 1}  # one point makes no chart
     series = [entry for entry in series if entry["x"] and entry["metric"] in drawn]
-    styles = styles_of(summary.arms)
+    styles = styles_of(summary.optimizers)
     return {
         "axis": summary.experiment.axis,
         "metrics": [
@@ -106,22 +106,22 @@ def _series(summary: Summary, arm: str, metric: str, variant: str) -> dict[str, 
 
 
 def _scaled(band: Band, spread: np.ndarray, at: np.ndarray) -> dict[str, Any]:
-    """A curve on one scale: middle, the half width or the factor of its interval, and the number of seeds."""
+    """Put a curve on one scale: middle, the half width or the factor of its interval, and the number of seeds."""
     return {"middle": _rounded(band.middle[at]), "spread": _rounded(spread[at]), "n": band.n[at].tolist()}
 
 
 def _thinned(size: int, most: int) -> np.ndarray:
-    """Places of at most so many points, evenly apart, the first and the last among them."""
+    """Choose the places of at most so many points, evenly apart, the first and the last among them."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(int))
 
 
 def _rounded(values: np.ndarray) -> list[float | None]:
-    """Six digits, and None for what is not finite, which JSON has no word for."""
+    """Keep six digits, and put None for what is not finite, which JSON has no word for."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
 
 
 def _soft_half(text: str) -> Markup:
-    """An estimate with its half width set apart."""
+    """Set the half width of an estimate apart."""
     mean, plus_minus, half = text.partition(" ± ")
     return Markup('{}<span class="half"> ± {}</span>').format(mean, half) if plus_minus else Markup.escape(text)
 

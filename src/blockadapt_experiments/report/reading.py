@@ -1,4 +1,4 @@
-"""The records of an experiment read back from disk."""
+"""Read the records of an experiment back from disk."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
 
 
 def recorded_experiment(out: Path) -> Experiment[Any]:
-    """The experiment that `blockadapt run` wrote into a directory.
+    """Find the experiment that `blockadapt run` wrote into a directory.
 
     Raises:
         ValueError: If that is no directory of an experiment, or of one that is not known.
@@ -64,7 +64,7 @@ def recorded_experiment(out: Path) -> Experiment[Any]:
 
 
 def recorded_name(out: Path) -> str:
-    """The name of the experiment in a directory.
+    """Read the name of the experiment in a directory.
 
     Raises:
         ValueError: If that is no directory of an experiment.
@@ -73,14 +73,18 @@ def recorded_name(out: Path) -> str:
 
 
 def _read_head(out: Path) -> Any:
-    """What `experiment.json` says."""
+    """Read what `experiment.json` says.
+
+    Raises:
+        ValueError: It is not there, or lacks something.
+    """
     if not (out / "experiment.json").is_file():
         raise ValueError(refusal("report", "dir", "a directory that `blockadapt run` has written to", str(out)))
     return read_json(out / "experiment.json", "report", HEAD)
 
 
 def _planned_variants(experiment: Experiment[Any], head: Mapping[str, Any]) -> Sequence[str]:
-    """The variants that the recorded settings ask for; none if they are not settings of this version."""
+    """List the variants that the recorded settings ask for; none if they are not settings of this version."""
     values = {key: "none" if value is None else json.dumps(value) for key, value in flat(head["settings"]).items()}
     try:
         return experiment.variants(load(experiment, head["scale"], [f"{key}={value}" for key, value in values.items()]))
@@ -89,7 +93,7 @@ def _planned_variants(experiment: Experiment[Any], head: Mapping[str, Any]) -> S
 
 
 def _in_order(planned: Iterable[Any], found: Iterable[Any]) -> list[Any]:
-    """Those planned, in their order, then others that were found, numbers within names by their size."""
+    """List those planned, in their order, then others that were found, numbers within names by their size."""
     first = list(dict.fromkeys(planned))
 
     def by_size(value: Any) -> list[tuple[float, str]]:

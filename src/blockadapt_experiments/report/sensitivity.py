@@ -1,4 +1,4 @@
-"""How much the learning rate matters: the objective against it, as a PNG file, a panel for each variant."""
+"""Show how much the learning rate matters: draw the objective against it as a PNG file, a panel for each variant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPREAD = 10
 
 
 def write_sensitivity(summary: Summary, directory: Path) -> list[Path]:
-    """Draw what tuning tried, where it tried two learning rates; returns the file."""
+    """Draw what tuning tried, where it tried two learning rates, and return the file."""
     if not any(len(record["tried"]) > 1 for found in summary.tuned.values() for record in found.values()):
         return []
     return [write_png(sensitivity_figure(summary), directory / f"{summary.experiment.name}-learning-rates.png")]
@@ -34,7 +34,7 @@ def sensitivity_figure(summary: Summary) -> Figure:
     figure, panels = panel_grid(len(variants), sharex=True)
     figure.suptitle(f"{summary.experiment.title}\n{summary.scale} scale, trials of tuning", fontsize=11)
     for panel, variant in zip(panels, variants, strict=True):
-        for arm, style in styles_of(summary.arms).items():
+        for arm, style in styles_of(summary.optimizers).items():
             record = summary.tuned.get(arm, {}).get(variant)
             if record:
                 _draw_trials(panel, record, summary.label(arm), style, _diverged_at(summary, record["objective"]))
@@ -59,7 +59,7 @@ def _draw_trials(panel: Any, record: Mapping[str, Any], label: str, style: Style
 
 
 def _diverged_at(summary: Summary, objective: str) -> float:
-    """The edge of a panel, as a share of its height, where an objective is worst."""
+    """Return the edge of a panel, as a share of its height, where an objective is worst."""
     return 0.0 if _better(summary, objective) == "high" else 1.0
 
 

@@ -1,4 +1,4 @@
-"""The table of results: every optimizer in every variant, each number with its interval over seeds."""
+"""Make the table of results: every optimizer in every variant, each number with its interval over seeds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATE = "state_bytes"
 
 
 class Estimate(NamedTuple):
-    """A mean over seeds.
+    """Is a mean over seeds.
 
     Attributes:
         mean: Of the values that are finite.
@@ -39,18 +39,18 @@ class Estimate(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Write it for people."""
         return formats.estimate(self.mean, self.half)
 
     @property
     def part(self) -> str:
-        """Of how many seeds it is, if not of every finished one."""
+        """Say of how many seeds it is, if not of every finished one."""
         return f"{self.n} of {self.of}" if 0 < self.n < self.of else ""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One measured number.
+    """Describes one measured number.
 
     Attributes:
         key: Its name in CSV files.
@@ -69,7 +69,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: one arm in one variant. `best` says which of its estimates lead those of all other arms."""
+    """Is a line of the table: one arm in one variant. `best` says which estimates lead those of all other arms."""
 
     arm: str
     label: str
@@ -84,32 +84,32 @@ class Line:
 
     @property
     def seeds(self) -> str:
-        """How many seeds are finished."""
+        """Say how many seeds are finished."""
         return f"{self.finished}" if self.finished == self.planned else f"{self.finished} of {self.planned}"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and lines; an estimate belongs to the column at its place."""
+    """Has columns and lines; an estimate belongs to the column at its place."""
 
     columns: Sequence[Column]
     lines: Sequence[Line]
 
     @property
     def has_lr(self) -> bool:
-        """Whether an arm has a learning rate; an arm that is no optimizer has 0."""
+        """Tell whether an arm has a learning rate; an arm that is no optimizer has 0."""
         return any(line.lr != 0 for line in self.lines)
 
 
 def results(summary: Summary) -> Table:
-    """What is asked of every optimizer: how far, how soon, how steadily, at what cost."""
+    """Answer what is asked of every optimizer: how far, how soon, how steadily, at what cost."""
     timed = any(math.isfinite(summary.equal_time(variant)) for variant in summary.variants)
     columns = [column for metric in summary.metrics for column in _metric_columns(summary, metric.key, timed)]
     return _table(summary, [*columns, *_target_columns(summary), *_cost_columns(summary)])
 
 
 def other_numbers(summary: Summary) -> Table:
-    """The numbers that runs left at their end, but for those that `results` has."""
+    """Collect the numbers that runs left at their end, but for those that `results` has."""
     names = [name for name in summary.number_names() if name not in (STATE, "diverged")]
     return _table(summary, [_number_column(summary, name) for name in names])
 
@@ -129,7 +129,7 @@ def write_table(table: Table, others: Table, path: Path) -> None:
 
 
 def cell(value: float) -> float | str:
-    """A number for a CSV file, where nothing stands for nan."""
+    """Give a number to a CSV file, where nothing stands for nan."""
     return "" if math.isnan(value) else float(value)
 
 
@@ -169,7 +169,7 @@ def _cost_columns(summary: Summary) -> list[Column]:
 
 
 def _number_column(summary: Summary, name: str, better: Better = None) -> Column:
-    """A number that runs left; bytes are shown as MB."""
+    """Make the column of a number that runs left; bytes are shown as MB."""
     size = name.endswith("_bytes")
     key, scale = (name.removesuffix("_bytes") + "_mb", 1e-6) if size else (name, 1.0)
     heading = name.removesuffix("_bytes").replace("_", " ").capitalize() + (" MB" if size else "")
@@ -211,7 +211,7 @@ def _estimate(values: np.ndarray) -> Estimate:
 
 
 def _best(values: Sequence[np.ndarray], better: Better, seeds: int) -> list[bool]:
-    """Which is the best beyond doubt: the 95% interval of its lead over each other, paired by seed, lies above zero.
+    """Tell which is the best beyond doubt: the 95% interval of its lead over each other, by seed, lies above zero.
 
     Only those with a value of every seed compete. One seed has no interval, so that then none is the best.
     """

@@ -1,4 +1,4 @@
-"""The records of several directories of one experiment, as one summary."""
+"""Join the records of several directories of one experiment into one summary."""
 
 from __future__ import annotations
 

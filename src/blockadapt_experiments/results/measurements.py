@@ -21,7 +21,7 @@ class RunKey(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The run's name for people."""
+        """Name the run for people."""
         return ", ".join(part for part in (self.arm, self.variant, f"seed {self.seed}") if part)
 
 

@@ -68,17 +68,17 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end, and its record can be believed."""
+        """Tell whether it came to its end, and its record can be believed."""
         return self.result is not None and not self.damage
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        """The numbers that it left at its end."""
+        """Return the numbers that it left at its end."""
         return (self.result or {}).get("numbers") or {}
 
     @cached_property
     def _columns(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """For each name in the rows: which rows have it, ascending, and its values there."""
+        """Find for each name in the rows which rows have it, ascending, and its values there."""
         found: dict[str, tuple[list[int], list[float]]] = {}
         for place, row in enumerate(self.rows):
             for name, value in row.items():

@@ -56,7 +56,7 @@ class Curve(NamedTuple):
 
     @property
     def is_line(self) -> bool:
-        """Whether it has two points that could be joined; one makes no chart."""
+        """Tell whether it has two points that could be joined; one makes no chart."""
         return int(np.isfinite(self.values).any(axis=0).sum()) > 1
 
     def band(self, log: bool = False) -> Band:
@@ -118,18 +118,24 @@ class Summary:
         return {run.key: run for run in self.runs}
 
     @property
+    def optimizers(self) -> dict[str, str]:
+        """Name the optimizer of each arm, which is the arm itself where it has no settings of its own."""
+        tables = self.settings.get("arms", {})
+        return {arm: tables.get(arm, {}).get("optimizer", arm.partition("@")[0]) for arm in self.arms}
+
+    @property
     def planned(self) -> int:
-        """The number of runs that were asked for."""
+        """Count the runs that were asked for."""
         return self.asked if self.asked is not None else len(self.arms) * len(self.variants) * len(self.seeds)
 
     @property
     def finished(self) -> int:
-        """The number of runs that came to their end."""
+        """Count the runs that came to their end."""
         return sum(run.finished for run in self.runs)
 
     @property
     def complete(self) -> bool:
-        """Whether every run came to its end."""
+        """Tell whether every run came to its end."""
         return self.finished == self.planned
 
     def label(self, arm: str) -> str:
@@ -138,7 +144,7 @@ class Summary:
 
     @cached_property
     def metrics(self) -> list[Metric]:
-        """The experiment's metrics that some run has measured."""
+        """List the experiment's metrics that some run has measured."""
         return [metric for metric in self.experiment.metrics if any(run.measured(metric.key) for run in self.runs)]
 
     def metric(self, key: str) -> Metric:

@@ -27,6 +27,7 @@ from typing import Any
 
 import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, get_worker
+from distributed import TimeoutError as LateError
 
 from blockadapt_experiments.running.jobs import Done, Engine, Event, Failed, Job, Leg, Note, OnEvent, attempt, kept
 
@@ -37,6 +38,11 @@ ANSWER = 10.0
 
 LOOK = 1.0
 """Seconds between two looks at how many workers there are, while jobs wait for one."""
+
+RESTART = 3600.0
+"""Seconds that a lost process of our own may take to come back. After Dask's 15, which are few on a busy machine, the
+cluster would give the process up and start no other.
+"""
 
 DEATHS = 3
 """Processes that a job may lose; with one more it has failed, for it may be what kills them."""
@@ -53,9 +59,13 @@ def local_cluster(workers: int, threads: int, gpus: int = 0) -> Iterator[Engine]
         workers: How many.
         threads: What each may use.
         gpus: How many there are. Each process gets one of them, in turn.
+
+    Yields:
+        The engine that does jobs there.
     """
     options: dict[str, Any] = {
         "distributed.scheduler.allowed-failures": DEATHS,
+        "distributed.deploy.lost-worker-timeout": RESTART,
         "distributed.nanny.pre-spawn-environ": {},  # Dask would set these in this process too
     }
     with dask.config.set(options), _quiet(), _exit_on_sigterm(), contextlib.ExitStack() as stack:
@@ -81,6 +91,9 @@ def remote_cluster(address: str, folder: Path) -> Iterator[Engine]:
     Args:
         address: As `dask scheduler` prints it, such as tcp://10.0.0.1:8786.
         folder: Where the jobs leave their records: every worker must see it.
+
+    Yields:
+        The engine that does jobs there.
 
     Raises:
         ValueError: No scheduler answers there, or it has workers that would do several jobs at once.
@@ -110,14 +123,14 @@ class _Cluster:
         told: queue.SimpleQueue[tuple[int, bytes | Future[Any]]] = queue.SimpleQueue()
         topic = f"blockadapt-{uuid.uuid4().hex}"
         self._client.subscribe_topic(topic, lambda event: told.put(event[1]))
-        self._staff(len(jobs))
         waiting = list(range(len(jobs)))[::-1]
         under_way: dict[int, Future[Any]] = {}
         ends: dict[int, Done | Failed] = {}
         look = time.monotonic()
         try:
             while waiting or under_way:
-                if waiting and time.monotonic() >= look:
+                if time.monotonic() >= look:
+                    self._staff(len(jobs))  # again, for a process that was given up is replaced only when asked for
                     # A worker that dies makes all its jobs suspect, so none gets a second one to keep.
                     workers = len(self._client.nthreads())
                     if not workers and len(waiting) == len(jobs) and self._folder:
@@ -132,8 +145,12 @@ class _Cluster:
                 except queue.Empty:
                     continue
                 if isinstance(what, Future):
+                    end = _end_of(what)
+                    if end is None:
+                        _put(told, index, what)
+                        continue
                     del under_way[index]
-                    ends[index] = kept(jobs[index], _end_of(what), partial(on_event, index))
+                    ends[index] = kept(jobs[index], end, partial(on_event, index))
                     look = time.monotonic()
                 elif index in under_way:
                     event: Event = pickle.loads(what)
@@ -153,10 +170,12 @@ def _put(told: queue.SimpleQueue[tuple[int, bytes | Future[Any]]], index: int, f
     told.put((index, future))
 
 
-def _end_of(future: Future[Any]) -> Done | Failed:
-    """Say how a job ended whose future is done."""
+def _end_of(future: Future[Any]) -> Done | Failed | None:
+    """Say how a job ended whose future is done; None if its worker died with the answer, so that it is done again."""
     try:
-        end: Done | Failed = future.result()
+        end: Done | Failed = future.result(timeout=LOOK)
+    except LateError:
+        return None
     except KilledWorker:
         words = f"a worker died with it {DEATHS + 1} times, or as often as the scheduler allows"
         return Failed("a lost process", words, f"{words}\n".capitalize())
@@ -186,7 +205,7 @@ def _errand(errand: bytes, index: int, topic: str, gpus: int, folder: Path | Non
 
 
 class _Unpacked:
-    """A job that is unpickled where it is done, so that what goes wrong there is told like any failure."""
+    """Unpickles a job where it is done, so that what goes wrong there is told like any failure."""
 
     label, error = "", Path()
 
@@ -222,7 +241,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Threads and processes that are started here never see Ctrl-C, which a terminal sends to all: we decide."""
+    """Keep Ctrl-C, which a terminal sends to all, from threads and processes that are started here: we decide."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

@@ -1,4 +1,4 @@
-"""What a measurement was made on, and how much memory the process holds."""
+"""Describe what a measurement was made on, and how much memory the process holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from blockadapt.spectrum import INVERSE_ROOT
 
 
 def environment() -> dict[str, Any]:
-    """The machine, the versions, the commit, the threads and the kernel behind a measurement."""
+    """Describe the machine, the versions, the commit, the threads and the kernel behind a measurement."""
     packages = ("blockadapt", "torch", "numpy", "numba", "scikit-learn", "pytorch_optimizer")
     return {
         "machine": {
@@ -36,14 +36,14 @@ def environment() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _default_kernel() -> str:
-    """The kernel that moves blocks of ten weights on the CPU where nobody asks for another."""
+    """Name the kernel that moves blocks of ten weights on the CPU where nobody asks for another."""
     batch = Batch(10, torch.float32, torch.device("cpu"), INVERSE_ROOT)
     return get_kernel("auto").kernel_for(batch).name
 
 
 @lru_cache(maxsize=1)
 def git_state() -> dict[str, Any] | None:
-    """The commit of this code, and whether files differ from it; None where it is not in a checkout of its own."""
+    """Name the commit of this code, and whether files differ from it; None where it has no checkout of its own."""
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
@@ -60,7 +60,7 @@ def git_state() -> dict[str, Any] | None:
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -73,7 +73,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that the process has held since `reset_peak_memory`, or since its start where that cannot be."""
+    """Return the most memory held since `reset_peak_memory`, or since the process began where that cannot be told."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
@@ -88,7 +88,7 @@ def peak_memory_bytes() -> int:
 
 
 def _processor() -> str:
-    """The processor's name as people know it, where the system tells."""
+    """Name the processor as people know it, where the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run will take, before it is begun: steps, blocks, memory of the optimizer, and time from a few steps."""
+"""Estimate what a run will take before it begins: steps, blocks, the optimizer's memory, and time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENCE = 10.0
 
 @runtime_checkable
 class Trained(Protocol):
-    """A task that an estimate can be made of: a model, its optimizer, and what there is to do."""
+    """Names what a task needs so that it can be estimated: a model, its optimizer, and what there is to do."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -44,7 +44,7 @@ class Trained(Protocol):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one run of an arm will take.
+    """Says what one run of an arm will take.
 
     Attributes:
         arm: The optimizer.
@@ -73,6 +73,9 @@ def dry_run(request: Request) -> Iterator[Estimate]:
     """Take a few steps with every arm and throw them away. Arms that train no model have no estimate.
 
     A run is measured alone, with the threads that it will have. Runs at once that share a memory are slower.
+
+    Yields:
+        The estimate of each arm in each variant.
     """
     for arm, variant in request.arms():
         with threads(request.threads):
@@ -95,7 +98,7 @@ def total_seconds(estimates: Sequence[Estimate], request: Request, workers: int,
 
 
 class _Enough(Exception):
-    """Steps enough were taken."""
+    """Says that steps enough were taken."""
 
 
 def _estimate(task: Trained, arm: str, variant: str) -> Estimate:
@@ -116,7 +119,7 @@ def _estimate(task: Trained, arm: str, variant: str) -> Estimate:
 
 
 def _measured_steps(task: Trained) -> tuple[float, tuple[Any, ...]]:
-    """Seconds of a step, mean over those after the first, and what the model was last given."""
+    """Return the seconds of a step, mean over those after the first, and what the model was last given."""
     times: list[float] = []
     given: list[tuple[Any, ...]] = []
     start = _now()
@@ -145,7 +148,7 @@ def _measured_steps(task: Trained) -> tuple[float, tuple[Any, ...]]:
 
 @torch.no_grad()
 def _seconds_of_measuring(model: nn.Module, inputs: tuple[Any, ...]) -> float:
-    """Of the model's answer to a minibatch, the faster of two."""
+    """Time the model's answer to a minibatch, the faster of two."""
     model.eval()
     times = []
     for _ in range(2):
@@ -156,7 +159,7 @@ def _seconds_of_measuring(model: nn.Module, inputs: tuple[Any, ...]) -> float:
 
 
 def _now() -> float:
-    """Seconds, once a GPU has done all that it was given."""
+    """Read the clock once a GPU has done all that it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

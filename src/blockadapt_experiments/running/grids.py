@@ -1,4 +1,4 @@
-"""The grid that every arm searches: the learning rate, and other settings of the optimizer where that is asked for.
+"""Lay out the grid that every arm searches: the learning rate, and other settings of the optimizer where asked.
 
 A span has `points` values from `low` to `high`, evenly spaced on a log scale. The scale of a decay such as β₂ is that
 of 1 − β₂, which is one over the steps that it remembers. A point of the grid is a tuple of whole numbers, one for each
@@ -28,7 +28,7 @@ Point = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Span:
-    """One setting, and which values of it are tried.
+    """Says which values of one setting are tried.
 
     Attributes:
         name: "lr", or the name of a setting of the optimizer.
@@ -108,7 +108,11 @@ def grid(spans: Sequence[Span]) -> list[Point]:
 
 
 def outward(spans: Sequence[Span], tried: Collection[Point], point: Point) -> Iterator[tuple[Span, str, Point]]:
-    """List the points next to this one that lie beyond all that was tried, with their span and which edge that is."""
+    """Find the points next to this one that lie beyond all that was tried.
+
+    Yields:
+        The span that the point is beyond, at which edge, and the point.
+    """
     for place, span in enumerate(spans):
         numbers = [other[place] for other in tried]
         for edge, number, outermost in (("lower", -1, min(numbers)), ("upper", 1, max(numbers))):

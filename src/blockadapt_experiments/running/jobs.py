@@ -1,4 +1,4 @@
-"""What a job is, what it says on its way, and how it ends; and the engine that does jobs in this process."""
+"""Define what a job is, what it says on its way and how it ends, and do jobs in this process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OnEvent = Callable[[int, Event], None]
 
 
 class Job(Protocol):
-    """Something to do; it can be pickled.
+    """Is something to do that can be pickled.
 
     Attributes:
         label: Its name for people.
@@ -65,7 +65,7 @@ class Job(Protocol):
 
 
 class Engine(Protocol):
-    """Whoever does jobs."""
+    """Does jobs."""
 
     def work(self, jobs: Sequence[Job], on_event: OnEvent) -> list[Done | Failed]:
         """Do all jobs, begun in this order, and return how each ended. A job that fails leaves the others alone."""
@@ -85,7 +85,11 @@ class Here:
 
 @contextmanager
 def here() -> Iterator[Engine]:
-    """Give the engine of this process."""
+    """Give the engine of this process.
+
+    Yields:
+        The engine.
+    """
     yield Here()
 
 

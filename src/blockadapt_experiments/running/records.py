@@ -1,4 +1,4 @@
-"""What runs leave on disk, so that `kill -9` at any moment costs no more than the work since the last checkpoint.
+"""Keep runs on disk, so that `kill -9` at any moment costs no more than the work since the last checkpoint.
 
 Small files are written whole: to a temporary file, to the disk, then renamed. Rows are appended as they come; a
 checkpoint says how far they belong to it, and what was appended later is cut off when the run continues, also half a
@@ -34,7 +34,7 @@ from blockadapt_experiments.results.recorded_runs import NOTES, read_result
 
 
 def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `experiment.json`, or join this with the one that is there; returns the one that holds.
+    """Write `experiment.json`, or join this with the one that is there; return the one that holds.
 
     A directory may grow: more optimizers, arms, seeds and variants join those that it has. All commands that it grew by
     are kept, a line each.
@@ -83,7 +83,11 @@ def joined(out: Path, about: Mapping[str, Any], before: Mapping[str, Any]) -> di
 
 
 def _require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Compare what both have: a record of old may lack something."""
+    """Compare what both have: a record of old may lack something.
+
+    Raises:
+        ValueError: A value differs; the sentence names its key, and where it is otherwise.
+    """
     for name in ours:
         if name not in theirs:
             continue
@@ -94,7 +98,7 @@ def _require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str
 
 
 class RunRecord:
-    """The record of one run.
+    """Keeps the record of one run.
 
     Args:
         out: The directory of the experiment.
@@ -120,30 +124,34 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end, and its rows are those that its result counts."""
+        """Tell whether the run has come to its end, and its rows are those that its result counts."""
         result, damage = read_result(self.folder)
         return result is not None and not damage
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to continue from."""
+        """Tell whether there is something to continue from."""
         return not self._result.exists() and (self._checkpoint.exists() or self._checkpoint_before.exists())
 
     @property
     def about(self) -> dict[str, Any] | None:
-        """What the run was begun with; None if it was not."""
+        """Read what the run was begun with; None if it was not."""
         fields = {"environment": dict}
         return read_json(self._about, "run", fields) if self._about.exists() else None
 
     @property
     def held(self) -> bool:
-        """Whether another process has the run in hand."""
+        """Tell whether another process has the run in hand."""
         with self.locked() as ours:
             return not ours
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Hold the run, so that nobody else writes to it; False if another process holds it."""
+        """Hold the run, so that nobody else writes to it.
+
+        Yields:
+            Whether it is ours: False if another process holds it.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / ".lock")
         try:
@@ -169,7 +177,7 @@ class RunRecord:
             _require_same(ours, theirs, f"what {self.key.label} was begun with")
 
     def resume(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """The last checkpoint that can be trusted, all files cut back to it; None to begin at the beginning.
+        """Read the last checkpoint that can be trusted, and cut all files back to it; None to begin at the beginning.
 
         Returns:
             The checkpoint, and what was found damaged, a sentence each. Damaged files are removed.
@@ -194,7 +202,7 @@ class RunRecord:
         return state, troubles
 
     def _load(self, path: Path) -> dict[str, Any] | None:
-        """The checkpoint; None if it is not what was written, or the rows that it counts are not."""
+        """Read the checkpoint; None if it is not what was written, or the rows that it counts are not."""
         if not is_whole(path):
             return None
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -232,7 +240,7 @@ class RunRecord:
         write_checked(self._checkpoint, write)
 
     def _written(self) -> dict[str, dict[str, Any]]:
-        """Size and digest of all rows, which are on the disk from now on."""
+        """Return size and digest of all rows, which are on the disk from now on."""
         found = {}
         for path, digest in self._digests.items():
             with path.open("ab") as file:
@@ -264,12 +272,12 @@ class RunRecord:
             path.unlink(missing_ok=True)
 
     def rows(self) -> list[Row]:
-        """All rows so far."""
+        """Read all rows so far."""
         return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
 
 
 def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> bytes:
-    """Add lines to a file; returns them as they are written there."""
+    """Add lines to a file, and return them as they are written there."""
     written = "".join(json.dumps(line) + "\n" for line in lines).encode()
     try:
         with path.open("ab") as file:
@@ -280,12 +288,12 @@ def _append(path: Path, lines: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _plain(value: Any) -> float | int:
-    """A number that JSON can hold, also where it came as NumPy's or torch's."""
+    """Turn a number of Python's, NumPy's or torch's into one that JSON can hold."""
     return value if isinstance(value, int) else float(value)
 
 
 def _write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """As `np.savez`, but the same bytes at any time of day."""
+    """Write what `np.savez` writes, but the same bytes at any time of day."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:

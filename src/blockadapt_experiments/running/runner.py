@@ -17,6 +17,7 @@ from torch import nn
 
 from blockadapt import BlockAdam
 from blockadapt_experiments.contenders.catalogue import LOST
+from blockadapt_experiments.core import clock
 from blockadapt_experiments.core.config import flat, plain, run_settings
 from blockadapt_experiments.core.experiment import Task
 from blockadapt_experiments.core.settings import Settings
@@ -46,7 +47,7 @@ Values = tuple[tuple[str, float], ...]
 
 
 class Choice(NamedTuple):
-    """What tuning chooses for an arm.
+    """Says what tuning chooses for an arm.
 
     Attributes:
         lr: The learning rate.
@@ -58,7 +59,7 @@ class Choice(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its name for people, and of its folder.
+        """Name it, for people and for its folder.
 
         >>> Choice(0.01, (("weight_decay", 1e-4),)).label
         'lr=0.01,weight_decay=0.0001'
@@ -68,7 +69,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What `blockadapt run` was asked for.
+    """Says what `blockadapt run` was asked for.
 
     Attributes:
         experiment: Its name.
@@ -109,12 +110,12 @@ class Request:
         return self.settings.changed(arm, dict(values)) if values else self.settings
 
     def arms(self) -> list[tuple[str, str]]:
-        """Every optimizer with every variant."""
+        """Pair every optimizer with every variant."""
         variants = get_experiment(self.experiment).variants(self.settings)
         return [(arm, variant) for variant in variants for arm in self.settings.optimizers]
 
     def runs(self) -> list[RunKey]:
-        """All runs: every arm with the first seed, then with the next, so that a part of them can be compared."""
+        """List all runs: every arm with the first seed, then with the next, so that a part of them can be compared."""
         return [RunKey(arm, variant, seed) for seed in self.settings.seeds for arm, variant in self.arms()]
 
     def lr(self, arm: str) -> float:
@@ -129,7 +130,7 @@ def _request(origins: Sequence[Origin], fields: bytes) -> Request:
 
 @dataclass(frozen=True)
 class RunJob:
-    """One run, to be done in any process.
+    """Does one run, in any process.
 
     Attributes:
         request: The experiment.
@@ -145,21 +146,21 @@ class RunJob:
 
     @property
     def record(self) -> RunRecord:
-        """Its record on disk."""
+        """Return its record on disk."""
         return RunRecord(self.request.out, self.key, self.choice.label if self.tuning else "")
 
     @property
     def label(self) -> str:
-        """Its name for people."""
+        """Name it for people."""
         return f"tuning, {self.key.label}, {self.choice.label}" if self.tuning else self.key.label
 
     @property
     def error(self) -> Path:
-        """Where the traceback goes if it fails."""
+        """Tell where the traceback goes if it fails."""
         return self.record.error
 
     def __call__(self, report: Report) -> Row | None:
-        """Do what is left of it; returns its last row, or None if another process is at it."""
+        """Do what is left of it; return its last row, or None if another process is at it."""
         record = self.record
         with record.locked() as ours:
             if not ours:
@@ -210,7 +211,11 @@ class RunJob:
 
 
 def _told(troubles: Sequence[str], leg: int, here: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    """What is to be known about a run that goes on after this leg: damaged records, and another environment."""
+    """Say what is to be known about a run that goes on after this leg: damaged records, and another environment.
+
+    Yields:
+        A sentence for each.
+    """
     where = f"goes on after leg {leg}" if leg else "begins again"
     if troubles:
         yield f"{' '.join(troubles)} It {where}."
@@ -233,10 +238,10 @@ def _take_forward(
     saved, cost, diverged = time.perf_counter(), 0.0, False
     report(Leg(done, task.legs, last))
     while done < task.legs and not diverged:
-        start = time.perf_counter()
+        start = clock.seconds()
         rows, diverged = advance(task)
         done += 1
-        record.append(done, rows, time.perf_counter() - start)
+        record.append(done, rows, clock.seconds() - start)
         if board:
             board.add(rows)
         last = dict(rows[-1]) if rows else last
@@ -264,7 +269,7 @@ def warm_up(dtype: torch.dtype = torch.float32) -> None:
 
 
 def advance(task: Task) -> tuple[Sequence[Row], bool]:
-    """Do the next leg; True if a gradient that is not finite has ended the run.
+    """Do the next leg; return its rows, and whether a gradient that is not finite has ended the run.
 
     Meanwhile numbers too small for all their digits count as zero: a saturated net makes many of them, and products
     with them take a hundred times as long.
@@ -319,7 +324,7 @@ Do = Callable[[Sequence[RunJob]], Sequence[Done | Failed]]
 
 
 def do_all(jobs: Sequence[RunJob], do: Do, on_wait: Callable[[Sequence[RunJob]], None]) -> list[Done | Failed]:
-    """Do jobs until each has ended, here or in another process that has it in hand; returns how each ended.
+    """Do jobs until each has ended, here or in another process that has it in hand; return how each ended.
 
     A run that another process leaves unfinished is taken over. `on_wait` is told which runs there are to wait for, when
     nothing else is left to do.

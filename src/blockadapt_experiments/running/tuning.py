@@ -1,4 +1,4 @@
-"""Tune: for each arm the best point of one grid, judged on validation data, never on test data.
+"""Find for each arm the best point of one grid, judged on validation data, never on test data.
 
 Every arm tries the same grid. A grid rather than a sampler that learns, because every arm then has the same chances,
 and because the outcome does not depend on the order in which trials end: one process or ten machines find the same.
@@ -37,7 +37,7 @@ Tuned = dict[str, dict[str, dict[str, Any]]]
 
 @dataclass
 class Search:
-    """What one arm has tried so far.
+    """Keeps what one arm has tried so far.
 
     Attributes:
         request: The experiment.
@@ -73,18 +73,18 @@ class Search:
 
     @property
     def extensions(self) -> int:
-        """How many points beyond the grid were tried."""
+        """Count the points beyond the grid that were tried."""
         return len(self.found) - math.prod(span.points for span in self.spans)
 
     @property
     def best(self) -> Point:
-        """The best point; of equal ones that which was tried first."""
+        """Return the best point; of equal ones that which was tried first."""
         sign = 1 if self.low_is_better else -1
         return min(self.found, key=lambda point: sign * self.found[point])
 
     @property
     def low_is_better(self) -> bool:
-        """Which way the objective is better."""
+        """Tell whether a lower objective is better."""
         experiment = get_experiment(self.request.experiment)
         return next(metric.better for metric in experiment.metrics if metric.key == experiment.objective) != "high"
 

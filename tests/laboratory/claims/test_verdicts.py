@@ -59,6 +59,7 @@ def test_a_claim_of_several_parts(parts: list[bool | None], whole: bool | None) 
 def test_words_carry_mean_and_interval() -> None:
     assert mean_words([1.0, 1.1]) == "1.05 ± 0.64"
     assert mean_words([0.25]) == "0.25 (one seed)"
+    assert mean_words([-1.0, -1.1]) == "−1.05 ± 0.64"  # the sign that tables have too
     assert mean_words([1.0, 1.1], "points") == "1.05 ± 0.64 points"
     assert mean_words([0.25], "points") == "0.25 points (one seed)"
     assert mean_words([], "points") == "an unknown amount"

@@ -13,12 +13,12 @@ from blockadapt import BlockAdam
 from blockadapt_experiments.commands.bench.measuring import (
     Row,
     floats_a_parameter,
-    one_thread,
     ratio,
     take_turns,
     timed_step,
 )
 from blockadapt_experiments.commands.display import bench_table
+from blockadapt_experiments.running.runner import threads
 
 
 def test_the_value_lies_within_its_own_quartiles() -> None:
@@ -66,7 +66,7 @@ def test_state_is_counted_without_counters_and_steps_are_taken_on_one_thread() -
     param = nn.Parameter(torch.zeros(10, 4))
     optimizer = BlockAdam([param], backend="eigh")
     before = torch.get_num_threads()
-    with one_thread():
+    with threads(1):
         assert torch.get_num_threads() == 1
         timed_step(optimizer, [param], repeats=3)()
     assert torch.get_num_threads() == before

@@ -14,7 +14,7 @@ from blockadapt_experiments.commands.cli import app
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "nonsense"])
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "meta", "nonsense"])
 def test_without_the_device_one_sentence_says_so_and_nothing_is_written(device: str, tmp_path: Path) -> None:
     out = tmp_path / "bench"
     result = CliRunner().invoke(app, ["bench", "--device", device, "--out", str(out)])

@@ -17,8 +17,9 @@ pytest.importorskip("typer", reason="needs the `experiments` extra")
 Image = pytest.importorskip("PIL.Image", reason="needs the `experiments` extra")
 
 from blockadapt_experiments.__main__ import main  # noqa: E402
+from support.commands import in_a_terminal  # noqa: E402
+from support.laboratory import COMMAND  # noqa: E402
 
-COMMAND = (sys.executable, "-m", "blockadapt_experiments")
 # FORCE_COLOR, as CI services set it, must not bring animations into a log.
 ENVIRONMENT = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8", "FORCE_COLOR": "1", "TERM": "xterm"}
 PLOTS = ("training_loss.png", "test_accuracy.png")
@@ -137,7 +138,7 @@ def test_numbers_are_sane(demo: Outcome) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_same_seed_gives_same_curves_and_a_terminal_gets_bars(demo: Outcome, tmp_path: Path) -> None:
-    code, screen = in_a_terminal(*COMMAND, "demo", "--epochs", "2", "--out", str(tmp_path))
+    code, screen = in_a_terminal([*COMMAND, "demo", "--epochs", "2", "--out", str(tmp_path)], ENVIRONMENT)
     assert code == 0, screen
     for model, optimizer in RUNS:
         assert re.search(rf"{model}, {re.escape(optimizer)} +━+ +2/2 +test \d+\.\d%", screen)
@@ -148,24 +149,6 @@ def test_same_seed_gives_same_curves_and_a_terminal_gets_bars(demo: Outcome, tmp
 
 def curves(numbers: dict[str, Any]) -> list[list[tuple[float, float]]]:
     return [[(epoch["train_loss"], epoch["test_accuracy"]) for epoch in run["epochs"]] for run in numbers["runs"]]
-
-
-def in_a_terminal(*command: str) -> tuple[int, str]:
-    """Run with a pseudo-terminal as its output; its exit code and all that it wrote, colours off."""
-    import pty
-
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=ENVIRONMENT)
-    os.close(theirs)
-    written = b""
-    try:
-        while piece := os.read(ours, 65536):
-            written += piece
-    except OSError:  # how Linux says that the other end has closed
-        pass
-    finally:
-        os.close(ours)
-    return process.wait(), plain(written.decode("utf-8"))
 
 
 def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:

@@ -43,10 +43,17 @@ def test_every_contender_has_a_style_of_its_own() -> None:
 def test_an_optimizer_looks_the_same_wherever_it_stands_and_28_other_arms_look_different() -> None:
     others = [f"arm {number}" for number in range(27)]
     for place in (0, 5, 27):
-        styles = styles_of([*others[:place], "block-adam", *others[place:]])
+        styles = styles_of({arm: arm for arm in [*others[:place], "block-adam", *others[place:]]})
         assert styles["block-adam"] == STYLES["block-adam"]
         assert len({*styles.values()}) == len(styles) == 28
-    assert styles_of(["between layers"]) == {"between layers": Style(0, 0)}
+    assert styles_of({"between layers": "between layers"}) == {"between layers": Style(0, 0)}
+
+
+def test_an_arm_has_the_colour_of_its_optimizer_and_a_dash_of_its_own() -> None:
+    styles = styles_of({"b25": "block-adam", "adam": "adam", "block-adam": "block-adam", "b9": "block-adam"})
+    assert styles["block-adam"] == STYLES["block-adam"]
+    assert {styles[arm].colour for arm in ("b25", "b9")} == {STYLES["block-adam"].colour}
+    assert len({*styles.values()}) == 4
 
 
 @pytest.mark.parametrize("vision", VISION)

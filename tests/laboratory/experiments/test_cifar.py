@@ -20,7 +20,6 @@ from blockadapt_experiments.contenders.schedules import make_schedule
 from blockadapt_experiments.core import training
 from blockadapt_experiments.core.config import load, plain
 from blockadapt_experiments.core.training import best_device
-from blockadapt_experiments.data import images
 from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.drawing.bars import bar_figure
 from blockadapt_experiments.drawing.colours import COLOURS, STYLES
@@ -43,7 +42,6 @@ from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.summary import Summary
 from blockadapt_experiments.running import runner
 from blockadapt_experiments.running.runner import Request
-from support.images import write_cifar
 from support.laboratory import stopped_and_gone_on
 from support.run_records import rows_of, write_experiment, write_run
 
@@ -63,24 +61,13 @@ TINY = (
 )
 
 
-@pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Noise in the files of CIFAR-10 and CIFAR-100."""
-    return write_cifar(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "cache_folder", lambda: tmp_path / "cache")
-
-
-def request(out: Path, data_dir: Path, *changes: str, experiment: str = "cifar10-densenet") -> Request:
+def request(out: Path, cifar_dir: Path, *changes: str, experiment: str = "cifar10-densenet") -> Request:
     settings = load(get_experiment(experiment), "smoke", (*TINY, *changes))
-    return Request(experiment, "smoke", settings, out, data_dir)
+    return Request(experiment, "smoke", settings, out, cifar_dir)
 
 
-def make(data_dir: Path, arm: str = "sgd", *changes: str, tuning: bool = False, lr: float = 0.01) -> Cifar:
-    asked = request(data_dir / "unused", data_dir, f"optimizers=['{arm}']", *changes)
+def make(cifar_dir: Path, arm: str = "sgd", *changes: str, tuning: bool = False, lr: float = 0.01) -> Cifar:
+    asked = request(cifar_dir / "unused", cifar_dir, f"optimizers=['{arm}']", *changes)
     (key,) = asked.runs()
     task = asked.task(key, lr, tuning)
     assert isinstance(task, Cifar)
@@ -129,8 +116,8 @@ def test_pixels_are_normalised_by_channel(name: str) -> None:
     assert images.dtype == torch.uint8
 
 
-def test_the_margin_is_of_the_mean_colour(data_dir: Path) -> None:
-    task = make(data_dir)
+def test_the_margin_is_of_the_mean_colour(cifar_dir: Path) -> None:
+    task = make(cifar_dir)
     seen: list[Tensor] = []
     task.model.register_forward_pre_hook(lambda model, inputs: seen.append(inputs[0]) if model.training else None)
     task.advance()
@@ -209,8 +196,8 @@ def test_smaller_scales_are_smaller_and_nothing_else(name: str) -> None:
         assert {key for key in ours if ours[key] != theirs[key]} == {"ggt_window"}
 
 
-def test_a_shorter_run_has_a_larger_gamma(data_dir: Path) -> None:
-    task = make(data_dir, "block-adam-clip")
+def test_a_shorter_run_has_a_larger_gamma(cifar_dir: Path) -> None:
+    task = make(cifar_dir, "block-adam-clip")
     assert task.work.steps == 6
     assert task.optimizer.param_groups[0]["clip"].gamma == pytest.approx(235 / 6)
 
@@ -225,8 +212,8 @@ def test_settings_that_cannot_be_are_refused(change: str) -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_optimizer_of_the_paper_takes_a_step(data_dir: Path, arm: str) -> None:
-    task = make(data_dir, arm, "epochs=1", lr=1e-4)
+def test_every_optimizer_of_the_paper_takes_a_step(cifar_dir: Path, arm: str) -> None:
+    task = make(cifar_dir, arm, "epochs=1", lr=1e-4)
     before = [parameter.detach().clone() for parameter in task.model.parameters()]
     (row,) = task.advance()
     assert row["test_error"] == 100 * (1 - row["test_accuracy"])
@@ -235,8 +222,8 @@ def test_every_optimizer_of_the_paper_takes_a_step(data_dir: Path, arm: str) -> 
     assert all(not torch.equal(*pair) for pair in zip(before, task.model.parameters(), strict=True))
 
 
-def test_cifar_100_has_its_labels_and_outputs(data_dir: Path) -> None:
-    asked = request(data_dir / "unused", data_dir, "optimizers=['sgd']", experiment="cifar100-densenet")
+def test_cifar_100_has_its_labels_and_outputs(cifar_dir: Path) -> None:
+    asked = request(cifar_dir / "unused", cifar_dir, "optimizers=['sgd']", experiment="cifar100-densenet")
     task = asked.task(asked.runs()[0], 0.01)
     assert isinstance(task, Cifar)
     assert int(task.sets.train.labels.max()) > 9
@@ -244,8 +231,8 @@ def test_cifar_100_has_its_labels_and_outputs(data_dir: Path) -> None:
     assert row["test_error"] >= 50
 
 
-def test_tuning_measures_on_training_images_held_out(data_dir: Path) -> None:
-    task = make(data_dir, tuning=True)
+def test_tuning_measures_on_training_images_held_out(cifar_dir: Path) -> None:
+    task = make(cifar_dir, tuning=True)
     assert len(task.sets.train) == 40
     (row,) = task.advance()
     assert "validation_accuracy" in row
@@ -253,23 +240,23 @@ def test_tuning_measures_on_training_images_held_out(data_dir: Path) -> None:
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
-    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cifar_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "SAVING_SHARE", math.inf)
     changes = ("optimizers=['block-adam-clip', 'soap']", "epochs=3", "checkpointing=true")
-    assert len(stopped_and_gone_on(lambda out: request(out, data_dir, *changes), tmp_path, leg=2)) == 4
+    assert len(stopped_and_gone_on(lambda out: request(out, cifar_dir, *changes), tmp_path, leg=2)) == 4
 
 
-def test_checkpointing_changes_no_number(data_dir: Path) -> None:
-    rows = [make(data_dir, "block-adam", change).advance() for change in ("checkpointing=false", "checkpointing=true")]
+def test_checkpointing_changes_no_number(cifar_dir: Path) -> None:
+    rows = [make(cifar_dir, "block-adam", change).advance() for change in ("checkpointing=false", "checkpointing=true")]
     assert rows[0] == rows[1]
 
 
-def test_autocast_computes_in_bfloat16_and_keeps_all_else_in_float32(data_dir: Path) -> None:
+def test_autocast_computes_in_bfloat16_and_keeps_all_else_in_float32(cifar_dir: Path) -> None:
     seen: dict[bool, set[torch.dtype]] = {}
     losses = {}
     for autocast in (False, True):
-        task = make(data_dir, "block-adam", f"autocast={str(autocast).lower()}", lr=1e-4)
+        task = make(cifar_dir, "block-adam", f"autocast={str(autocast).lower()}", lr=1e-4)
         found = seen.setdefault(autocast, set())
         conv = next(module for module in task.model.modules() if isinstance(module, torch.nn.Conv2d))
         conv.register_forward_hook(lambda module, inputs, output, found=found: found.add(output.dtype))  # type: ignore[misc]
@@ -284,10 +271,10 @@ def test_autocast_computes_in_bfloat16_and_keeps_all_else_in_float32(data_dir: P
     assert losses[True] == pytest.approx(losses[False], rel=0.05)
 
 
-def test_measuring_does_not_depend_on_how_many_images_at_once(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (together,) = make(data_dir).advance()
+def test_measuring_does_not_depend_on_how_many_images_at_once(cifar_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (together,) = make(cifar_dir).advance()
     monkeypatch.setattr("blockadapt_experiments.experiments.cifar.EVALUATION_BATCH", 7)
-    (apart,) = make(data_dir).advance()
+    (apart,) = make(cifar_dir).advance()
     assert apart == pytest.approx(together, rel=1e-5)
     assert apart["train_loss"] != together["train_loss"]  # rounded differently: it was indeed done in pieces
 
@@ -345,7 +332,7 @@ def test_words_carry_our_scale_and_the_papers_numbers(tmp_path: Path) -> None:
     assert judge_lowest(summary_of(tmp_path, errors)) == Verdict(
         True,
         "DenseNet-BC-16-12, 10 epochs, 3,200 images. Test error of Block-Adam + clip: "
-        "-1.9 ± 0.43 points against SGD (−0.17 in the paper); -9.9 ± 0.43 points against GGT (−1.99 in the paper).",
+        "−1.9 ± 0.43 points against SGD (−0.17 in the paper); −9.9 ± 0.43 points against GGT (−1.99 in the paper).",
     )
 
 

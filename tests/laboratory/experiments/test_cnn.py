@@ -12,7 +12,6 @@ import torch
 from blockadapt import BlockAdam, IndexGroups, plan
 from blockadapt_experiments.contenders.catalogue import make_optimizer
 from blockadapt_experiments.core.config import load, plain
-from blockadapt_experiments.data import images
 from blockadapt_experiments.experiments.cifar import Cifar
 from blockadapt_experiments.experiments.cnn import (
     judge_blocks,
@@ -27,7 +26,6 @@ from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.summary import Summary
 from blockadapt_experiments.running import runner
 from blockadapt_experiments.running.runner import Request
-from support.images import write_cifar
 from support.laboratory import stopped_and_gone_on
 from support.run_records import rows_of, write_experiment, write_run
 
@@ -44,22 +42,12 @@ TINY = (
 )
 
 
-@pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_cifar(tmp_path_factory.mktemp("data"))
+def request(out: Path, cifar_dir: Path, *changes: str) -> Request:
+    return Request("cifar10-cnn", "smoke", load(CNN, "smoke", (*TINY, *changes)), out, cifar_dir)
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "cache_folder", lambda: tmp_path / "cache")
-
-
-def request(out: Path, data_dir: Path, *changes: str) -> Request:
-    return Request("cifar10-cnn", "smoke", load(CNN, "smoke", (*TINY, *changes)), out, data_dir)
-
-
-def make(data_dir: Path, arm: str, *changes: str, tuning: bool = False) -> Cifar:
-    asked = request(data_dir / "unused", data_dir, f"optimizers=['{arm}']", *changes)
+def make(cifar_dir: Path, arm: str, *changes: str, tuning: bool = False) -> Cifar:
+    asked = request(cifar_dir / "unused", cifar_dir, f"optimizers=['{arm}']", *changes)
     task = asked.task(asked.runs()[0], 1e-3, tuning)
     assert isinstance(task, Cifar)
     return task
@@ -97,8 +85,8 @@ def test_block_adam_is_the_librarys_default() -> None:
     assert made.defaults == default.defaults
 
 
-def test_tuning_measures_on_training_images_held_out(data_dir: Path) -> None:
-    (row,) = make(data_dir, "muon", tuning=True).advance()
+def test_tuning_measures_on_training_images_held_out(cifar_dir: Path) -> None:
+    (row,) = make(cifar_dir, "muon", tuning=True).advance()
     assert "validation_accuracy" in row
     assert not any(name.startswith("test") for name in row)
 
@@ -107,8 +95,8 @@ def test_tuning_measures_on_training_images_held_out(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_contender_takes_an_epoch(data_dir: Path, arm: str) -> None:
-    task = make(data_dir, arm, "epochs=1")
+def test_every_contender_takes_an_epoch(cifar_dir: Path, arm: str) -> None:
+    task = make(cifar_dir, arm, "epochs=1")
     before = [parameter.detach().clone() for parameter in task.model.parameters()]
     (row,) = task.advance()
     assert math.isfinite(row["train_loss"])
@@ -116,7 +104,7 @@ def test_every_contender_takes_an_epoch(data_dir: Path, arm: str) -> None:
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
-    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cifar_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "SAVING_SHARE", math.inf)
     changes = (
@@ -124,7 +112,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
         "variants=['', 'optimizer.grouping=random,optimizer.block_size=9']",
         "epochs=3",
     )
-    found = stopped_and_gone_on(lambda out: request(out, data_dir, *changes), tmp_path, leg=2)
+    found = stopped_and_gone_on(lambda out: request(out, cifar_dir, *changes), tmp_path, leg=2)
     assert len(found) == 2 * 3 * 2  # rows and weights
 
 
@@ -140,14 +128,14 @@ ABLATIONS = {
 
 
 @pytest.mark.parametrize("variant", ABLATIONS)
-def test_an_ablation_reaches_the_optimizer(data_dir: Path, variant: str) -> None:
+def test_an_ablation_reaches_the_optimizer(cifar_dir: Path, variant: str) -> None:
     name, value = ABLATIONS[variant]
-    task = make(data_dir, "block-adam", f"variants=['{variant}']")
+    task = make(cifar_dir, "block-adam", f"variants=['{variant}']")
     assert all(group[name] == value for group in task.optimizer.param_groups)
 
 
-def test_random_blocks_are_as_large_as_filters(data_dir: Path) -> None:
-    task = make(data_dir, "block-adam", "variants=['optimizer.grouping=random,optimizer.block_size=9']")
+def test_random_blocks_are_as_large_as_filters(cifar_dir: Path) -> None:
+    task = make(cifar_dir, "block-adam", "variants=['optimizer.grouping=random,optimizer.block_size=9']")
     assert isinstance(task.optimizer, BlockAdam)
     rows = {row.name: row for row in plan(task.optimizer).rows}
     assert rows["conv2.weight"].sizes == {9: 4 * 8}
@@ -178,7 +166,7 @@ def test_blocks_are_judged_against_diagonals_over_pairs_of_seeds(tmp_path: Path)
     verdict = judge_blocks(summary_of(tmp_path, errors))
     assert verdict.held is True
     assert verdict.words == (
-        "Test error of Block-Adam at the end: -2 ± 0 points against Adam; -1.03 ± 0.14 points against AdamW."
+        "Test error of Block-Adam at the end: −2 ± 0 points against Adam; −1.03 ± 0.14 points against AdamW."
     )
 
 

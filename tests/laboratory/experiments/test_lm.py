@@ -337,7 +337,7 @@ def test_the_learning_curve_is_judged_by_its_mean(tmp_path: Path) -> None:
     ends = dict.fromkeys(("sgd", "adam", "block-adam-clip"), (150, 151, 152))
     verdict = judge_curve(summary_of(tmp_path / "1", ends, {"sgd": 5.2, "adam": 5.5, "block-adam-clip": 5.0}))
     assert verdict.held is True
-    assert verdict.words.startswith("On novels, 2,000 words: training loss, mean over epochs, differs from SGD by -0.2")
+    assert verdict.words.startswith("On novels, 2,000 words: training loss, mean over epochs, differs from SGD by −0.2")
     assert judge_curve(summary_of(tmp_path / "2", ends, {"sgd": 4.9, "block-adam-clip": 5.0})).held is False
 
 

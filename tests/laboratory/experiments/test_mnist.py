@@ -96,7 +96,7 @@ def test_all_claims_hold_where_they_should(tmp_path: Path) -> None:
     )
     # Sample deviations of two points: their distance over √2.
     expected = -100 * 0.008 * 1.01 / np.sqrt(2)
-    assert f"Block-Adam against GGT: late oscillation of the test accuracy differs by {expected:.3g} ±" in (
+    assert f"Block-Adam against GGT: late oscillation of the test accuracy differs by −{-expected:.3g} ±" in (
         judge_steady(summary).words
     )
     assert "GGT" not in judge_early(summary).words

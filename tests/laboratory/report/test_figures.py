@@ -55,7 +55,7 @@ def test_an_optimizer_has_one_colour_and_dash_in_figures_page_and_demo(tmp_path:
     summary = read(tmp_path, about)
     expected = {
         summary.label(arm): (COLOURS[style.colour], pytest.approx(style.strokes()))
-        for arm, style in styles_of(arms).items()
+        for arm, style in styles_of(summary.optimizers).items()
     }
     curves = {(arm, ""): summary.curve(arm, "loss") for arm in arms}
     for axes in curve_figure(summary, summary.metrics[0], curves).axes:

@@ -273,6 +273,18 @@ def test_different_environments_are_told(tmp_path: Path) -> None:
 EVIL = "<script>document.title='owned'</script>\"'&amp;|`*_[x](javascript:alert(1))</td>"
 
 
+def test_the_report_says_what_was_tuned_beside_the_learning_rate(tmp_path: Path) -> None:
+    write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
+    points = [{"lr": 0.01, "eps": 1e-3, "value": 0.5}, {"lr": 0.01, "eps": 1e-6, "value": 0.4}]
+    record = {"lr": 0.01, "value": 0.4, "objective": "loss", "tried": [[0.01, 0.4]], "values": {"eps": 1e-6}}
+    write_json(tmp_path / "tuned.json", {"adam": {"": {**record, "points": points}}})
+    page = write_report(tmp_path, experiment())[0].read_text(encoding="utf-8")
+    assert "2 trials by" in page
+    assert '<tr class="chosen"><td class="number">0.01, eps 1e-6</td><td class="number">0.4</td></tr>' in page
+    summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
+    assert "| Adam | 0.01, eps 1e-6 | 0.4 | 0.01, eps 0.001: 0.5; 0.01, eps 1e-6: 0.4 |" in summary
+
+
 def test_no_text_is_taken_for_markup(tmp_path: Path, browser: Browser) -> None:
     write_experiment(tmp_path, optimizers=[EVIL], seeds=[0], note=EVIL)
     directory = tmp_path / "runs" / "a" / "b" / "seed-0"

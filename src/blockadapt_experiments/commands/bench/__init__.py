@@ -1,4 +1,4 @@
-"""Measurements behind `docs/performance.md`, as ratios within one run.
+"""Measure what `docs/performance.md` reports, as ratios within one run.
 
 Contenders of one comparison take turns, so that a slow moment of the machine meets all of them. A value is the median
 over the turns. Every row says what was measured, what the floor and the goal are, and the spread.

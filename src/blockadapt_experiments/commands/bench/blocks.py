@@ -1,4 +1,4 @@
-"""What blocks cost by themselves: large models, many small tensors, options, and how near the machine's peaks."""
+"""Measure what blocks cost by themselves, and how near a step comes to the machine's peaks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from blockadapt_experiments.commands.bench.measuring import (
     floats_a_parameter,
     milliseconds,
     mnist_like,
-    one_thread,
     ratio,
     take_turns,
     timed,
@@ -32,10 +31,15 @@ from blockadapt_experiments.commands.bench.measuring import (
 )
 from blockadapt_experiments.contenders.memory import state_bytes_of
 from blockadapt_experiments.models.lenets import lenet_300_100
+from blockadapt_experiments.running.runner import threads
 
 
 def scaling_rows(rounds: int) -> Iterator[Row]:
-    """What a parameter costs in a large model, and what the model costs in memory."""
+    """Measure what a parameter costs in a large model, and what the model costs in memory.
+
+    Yields:
+        A ratio of times, and what the state and a step hold in memory.
+    """
     steps = {}
     for name, side in (("1 M", 1000), ("10 M", 3160)):
         param, optimizer = _square(side)
@@ -63,7 +67,11 @@ def scaling_rows(rounds: int) -> Iterator[Row]:
 
 
 def small_rows(rounds: int) -> Iterator[Row]:
-    """2,000 tensors of 16 × 16 on one thread, where the work is in Python and in tiles that tensors share."""
+    """Measure 2,000 tensors of 16 × 16 on one thread, where the work is in Python and in tiles that tensors share.
+
+    Yields:
+        Ratios of times, and the size of the state.
+    """
     makes: dict[str, Callable[[Any], Optimizer]] = {
         "Adam": lambda params: torch.optim.Adam(params, lr=1e-4, foreach=True),
         "every step": block_adam(),
@@ -74,7 +82,7 @@ def small_rows(rounds: int) -> Iterator[Row]:
         params = [nn.Parameter(torch.randn(16, 16)) for _ in range(2000)]
         optimizers[name] = make(params)
         contenders[name] = timed_step(optimizers[name], params, 10 if name == "refresh_every=10" else 1)
-    with one_thread():
+    with threads(1):
         times = take_turns(contenders, max(5, rounds // 2))
     where = "2,000 tensors of 16 × 16, one thread"
     values, detail = ratio(times, "every step", "Adam"), milliseconds(times, "every step", "Adam")
@@ -87,7 +95,11 @@ def small_rows(rounds: int) -> Iterator[Row]:
 
 
 def option_rows(rounds: int) -> Iterator[Row]:
-    """What a closed clip interval and a kept basis save."""
+    """Measure what a closed clip interval and a kept basis save.
+
+    Yields:
+        A ratio for each.
+    """
     model, batch = lenet_300_100(), mnist_like((128, 784))
     sgd: Callable[[Any], Optimizer] = lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9)  # noqa: E731
     closed = SpectrumClip(final_lr=1e-3, gamma=1e3)
@@ -106,7 +118,11 @@ def option_rows(rounds: int) -> Iterator[Row]:
 
 
 def limit_rows(rounds: int) -> Iterator[Row]:
-    """How near the kernel is to what the machine can do: arithmetic and memory against simple peaks of the same run."""
+    """Measure how near the kernel comes to the peaks of arithmetic and of memory that the same run finds.
+
+    Yields:
+        A share of each peak, for each block size.
+    """
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     source, target = torch.randn(2**25), torch.empty(2**25)
     peaks = {"matmul": timed(lambda: torch.mm(a, b)), "copy": timed(lambda: target.copy_(source))}
@@ -132,7 +148,7 @@ def limit_rows(rounds: int) -> Iterator[Row]:
 
 
 def _square(side: int, **options: Any) -> tuple[Tensor, BlockAdam]:
-    """One weight of side × side with a gradient, and an optimizer that has taken a step."""
+    """Make one weight of side × side with a gradient, and an optimizer that has taken a step."""
     param = nn.Parameter(torch.zeros(side, side))
     param.grad = torch.randn(side, side, generator=torch.Generator().manual_seed(0))
     optimizer = BlockAdam([param], **options)
@@ -141,7 +157,7 @@ def _square(side: int, **options: Any) -> tuple[Tensor, BlockAdam]:
 
 
 def _extra_memory(optimizer: Optimizer) -> int:
-    """Bytes by which the resident memory peaks during a step (Linux)."""
+    """Measure by how many bytes the resident memory peaks during a step (Linux)."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or memory freed earlier would be used again unseen
     Path("/proc/self/clear_refs").write_text("5")

@@ -1,4 +1,4 @@
-"""Measurements of one GPU: a step of Adam, SOAP and Block-Adam under each of its kernels, as ratios within one run.
+"""Measure one GPU: a step of Adam, SOAP and Block-Adam under each of its kernels, as ratios within one run.
 
 A turn times the step alone, from an idle device to an idle device.
 """
@@ -31,7 +31,7 @@ def require_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device).cpu()  # the device "meta" has no numbers
     except (RuntimeError, AssertionError, NotImplementedError):
         device = None
     require(device is not None, "bench", "device", "the CPU or a GPU that torch finds here", name)
@@ -63,7 +63,11 @@ def models() -> dict[str, Callable[[], nn.Module]]:
 
 
 def gpu_rows(device: torch.device, rounds: int, makes: Mapping[str, Make], model: str) -> Iterator[Row]:
-    """Measure each contender's step on one network against the first contender's."""
+    """Measure each contender's step on one network against the first contender's.
+
+    Yields:
+        A ratio for each but the first.
+    """
     steps = {name: timed_step(models()[model]().to(device), make) for name, make in makes.items()}
     times = take_turns(steps, max(5, rounds // 3))
     for name in [name for name in makes if name != FOREACH]:

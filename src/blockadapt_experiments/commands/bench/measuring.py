@@ -1,11 +1,10 @@
-"""How a measure is taken: contenders take turns within one run, and every row says what it should be and what it is."""
+"""Take measures: contenders take turns within one run, and every row says what it should be and what it is."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -21,7 +20,7 @@ Turn = Callable[[], float]
 
 @dataclass(frozen=True)
 class Row:
-    """One measure: a ratio or a count, its quartiles over the turns, and what it should be."""
+    """Holds one measure: a ratio or a count, its quartiles over the turns, and what it should be."""
 
     name: str
     value: float
@@ -33,12 +32,12 @@ class Row:
 
     @property
     def spread(self) -> str:
-        """The quartiles, where there are any."""
+        """Write the quartiles, where there are any."""
         return "" if self.low == self.high else f"{self.low:.3g} – {self.high:.3g}"
 
     @property
     def reached(self) -> str:
-        """What of floor and goal the value reaches; nothing where there is neither."""
+        """Tell whether the value reaches the goal or the floor; "" where there is neither."""
         if _is_reached(self.value, self.goal):
             return "goal"
         if _is_reached(self.value, self.floor):
@@ -51,7 +50,7 @@ NONE = "–"
 
 
 def _is_reached(value: float, rule: str) -> bool:
-    """Whether a value is as a rule such as "≤ 1.2" asks."""
+    """Tell whether a value is as a rule such as "≤ 1.2" asks."""
     if rule == NONE:
         return False
     sign, bound = rule.split()
@@ -59,7 +58,7 @@ def _is_reached(value: float, rule: str) -> bool:
 
 
 def take_turns(contenders: dict[str, Turn], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contender in each round; two rounds before are not counted."""
+    """Return the seconds of each contender in each round. Two rounds before are not counted."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 2):
         for name, turn in contenders.items():
@@ -70,18 +69,18 @@ def take_turns(contenders: dict[str, Turn], rounds: int) -> dict[str, list[float
 
 
 def ratio(times: dict[str, list[float]], above: str, below: str) -> tuple[float, float, float]:
-    """Median and quartiles over the rounds of above/below, each round a ratio of its own."""
+    """Return median and quartiles of above/below, where each round gives a ratio of its own."""
     low, middle, high = quantiles([a / b for a, b in zip(times[above], times[below], strict=True)], n=4)
     return middle, low, high
 
 
 def milliseconds(times: dict[str, list[float]], *names: str) -> str:
-    """The median of each of them."""
+    """Write the median of each of them."""
     return ", ".join(f"{name} {1e3 * median(times[name]):.3g} ms" for name in names)
 
 
 class Training:
-    """A network, a fixed batch of 128, and an optimizer; a turn times either the whole step or `optimizer.step`."""
+    """Trains a network on one batch of 128; a turn times either the whole step or `optimizer.step`."""
 
     def __init__(self, model: nn.Module, batch: Tensor, make: Callable[[Any], Optimizer]) -> None:
         self.model, self.batch = copy.deepcopy(model), batch
@@ -94,7 +93,7 @@ class Training:
         nn.functional.cross_entropy(self.model(self.batch), self.labels).backward()
 
     def whole(self, repeats: int) -> Turn:
-        """Seconds of a whole training step, mean of `repeats`."""
+        """Return a turn that times a whole training step, mean of `repeats`."""
 
         def turn() -> float:
             start = time.perf_counter()
@@ -106,7 +105,7 @@ class Training:
         return turn
 
     def step(self, repeats: int) -> Turn:
-        """Seconds of `optimizer.step` alone, mean of `repeats`, each after a fresh backward pass."""
+        """Return a turn that times `optimizer.step` alone, mean of `repeats`, each after a fresh backward pass."""
 
         def turn() -> float:
             seconds = 0.0
@@ -121,18 +120,18 @@ class Training:
 
 
 def mnist_like(shape: tuple[int, ...]) -> Tensor:
-    """A batch with MNIST's sparsity: about a fifth of the pixels are lit."""
+    """Draw a batch as sparse as MNIST: about a fifth of the pixels are lit."""
     generator = torch.Generator().manual_seed(0)
     return torch.rand(shape, generator=generator) * (torch.rand(shape, generator=generator) < 0.2)
 
 
 def block_adam(**options: Any) -> Callable[[Any], Optimizer]:
-    """Block-Adam with these options, for whatever parameters."""
+    """Return what makes Block-Adam with these options, for whatever parameters."""
     return lambda params: BlockAdam(params, lr=1e-4, **options)
 
 
 def timed(call: Callable[[], Any]) -> Turn:
-    """Seconds of a call."""
+    """Return a turn that times the call."""
 
     def turn() -> float:
         start = time.perf_counter()
@@ -143,7 +142,7 @@ def timed(call: Callable[[], Any]) -> Turn:
 
 
 def timed_step(optimizer: Optimizer, params: Sequence[Tensor], repeats: int = 1) -> Turn:
-    """Seconds of `optimizer.step`, mean of `repeats`, each with gradients that nobody has touched since."""
+    """Return a turn that times `optimizer.step`, mean of `repeats`, each with gradients that nobody has touched."""
 
     def turn() -> float:
         seconds = 0.0
@@ -158,18 +157,7 @@ def timed_step(optimizer: Optimizer, params: Sequence[Tensor], repeats: int = 1)
     return turn
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch works on one thread meanwhile."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def floats_a_parameter(optimizer: Optimizer) -> float:
-    """Numbers in the state, without counters, for each number of the parameters."""
+    """Count the numbers in the state, without counters, for each number of the parameters."""
     held: int = sum(t.numel() for state in optimizer.state.values() for t in state.values() if t.is_floating_point())
     return held / sum(int(param.numel()) for group in optimizer.param_groups for param in group["params"])

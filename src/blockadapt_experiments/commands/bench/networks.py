@@ -1,4 +1,4 @@
-"""Whole networks: a training step against Adam's, and the optimizer's step against other kernels and optimizers."""
+"""Measure whole networks: a training step against Adam's, the optimizer's step against other kernels and optimizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from blockadapt_experiments.commands.bench.measuring import (
     block_adam,
     milliseconds,
     mnist_like,
-    one_thread,
     ratio,
     take_turns,
     timed,
@@ -25,10 +24,15 @@ from blockadapt_experiments.commands.bench.measuring import (
 )
 from blockadapt_experiments.models.gpt import Gpt
 from blockadapt_experiments.models.lenets import lenet_5_caffe, lenet_300_100
+from blockadapt_experiments.running.runner import threads
 
 
 def lenet_300_rows(rounds: int) -> Iterator[Row]:
-    """LeNet-300-100 against eigh, Adam, SOAP and Shampoo."""
+    """Measure LeNet-300-100 against eigh, Adam, SOAP and Shampoo.
+
+    Yields:
+        A ratio for each.
+    """
     import pytorch_optimizer
 
     model, batch = lenet_300_100(), mnist_like((128, 784))
@@ -46,7 +50,11 @@ def lenet_300_rows(rounds: int) -> Iterator[Row]:
 
 
 def lenet_5_rows(rounds: int) -> Iterator[Row]:
-    """LeNet-5-Caffe against Adam, SOAP and Shampoo."""
+    """Measure LeNet-5-Caffe against Adam, SOAP and Shampoo.
+
+    Yields:
+        A ratio for each.
+    """
     import pytorch_optimizer
 
     model, batch = lenet_5_caffe(), mnist_like((128, 1, 28, 28))
@@ -77,7 +85,11 @@ def _network_rows(
 
 
 def gpt_rows(rounds: int) -> Iterator[Row]:
-    """A GPT-2 of 30 M parameters with its vocabulary, 4 × 128 tokens, on one thread."""
+    """Measure a GPT-2 of 30 M parameters with its vocabulary, on 4 × 128 tokens and one thread.
+
+    Yields:
+        The ratio to AdamW's training step.
+    """
     torch.manual_seed(0)
     tokens = torch.randint(GPT["vocabulary"], (4, GPT["context"] + 1))
 
@@ -93,7 +105,7 @@ def gpt_rows(rounds: int) -> Iterator[Row]:
 
         return step
 
-    with one_thread():
+    with threads(1):
         contenders = {
             "AdamW": timed(training(lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4))),
             "Block-AdamW": timed(training(lambda model: BlockAdamW(param_groups(model), lr=1e-4))),
@@ -109,7 +121,11 @@ GPT = {"vocabulary": 50_257, "context": 128, "width": 256, "layers": 6, "heads":
 
 
 def filter_rows(rounds: int) -> Iterator[Row]:
-    """The 3 × 3 convolutions of a ResNet-18, 11 M parameters in blocks of 9."""
+    """Measure the 3 × 3 convolutions of a ResNet-18, which have 11 M parameters in blocks of 9.
+
+    Yields:
+        The ratio to Adam's step, and that of `refresh_every`.
+    """
     widths = [(64, 64)] * 4 + [(128, 64)] + [(128, 128)] * 3 + [(256, 128)] + [(256, 256)] * 3 + [(512, 256)]
     shapes = [(*pair, 3, 3) for pair in (*widths, *[(512, 512)] * 3)]
     adam: Callable[[Any], Optimizer] = lambda params: torch.optim.Adam(params, lr=1e-4)  # noqa: E731

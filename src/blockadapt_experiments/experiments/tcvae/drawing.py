@@ -58,7 +58,7 @@ def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
     seeds = f"{len(summary.seeds)} seeds, mean and 95% interval" if len(summary.seeds) > 1 else "one seed"
     figure.suptitle(f"Mutual Information Gap against β\n{_data(summary)}, {seeds}", fontsize=11)
     panel = figure.subplots()
-    order, styles = np.argsort(betas), styles_of(summary.arms)
+    order, styles = np.argsort(betas), styles_of(summary.optimizers)
     for number, (arm, (mean, half)) in enumerate(found.items()):
         x = betas[order] + DODGE * (number - (len(found) - 1) / 2)
         style = {**styles[arm].line(), "marker": "o", "markersize": 4, "capsize": 3, "elinewidth": 1}

@@ -29,6 +29,7 @@ from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.claims.verdicts import BySeed, difference, is_below_zero, mean_words, together
 from blockadapt_experiments.contenders.catalogue import LOST
 from blockadapt_experiments.contenders.memory import state_bytes_of
+from blockadapt_experiments.core.clock import not_counted
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings
 from blockadapt_experiments.core.training import Work, best_device, initial
@@ -104,7 +105,7 @@ class TcvaeSettings(Settings):
 
     @property
     def held_out(self) -> int:
-        """Images held out for validation."""
+        """Count the images held out for validation."""
         return max(2, round(self.validation_fraction * math.prod(self.values)))
 
 
@@ -226,6 +227,7 @@ class TcvaeTask:
             self.state_bytes = state_bytes_of(self.optimizer)
         return values, True
 
+    @not_counted()
     @torch.no_grad()
     def _validate(self, rows: Tensor) -> float:
         """Measure the objective on these images, in minibatches as large as in training; always with the same noise."""
@@ -242,6 +244,7 @@ class TcvaeTask:
         parts = [self.model.encode(self.sprites.images(part).to(self.device)) for part in rows.split(AT_ONCE)]
         return Posterior(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
+    @not_counted()
     @torch.no_grad()
     def _measure(self) -> Tensor:
         """Measure the information gap of each factor, on all images; always with the same noise and samples."""

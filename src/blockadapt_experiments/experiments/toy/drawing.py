@@ -92,7 +92,7 @@ def path_figure(summary: Summary, shown: Mapping[str, Mapping[str, Sequence[Mapp
             loss, centre = paths[0]["loss"], paths[0]["centre"]
             offsets = GRID_REACH * summary.settings["reach"] * np.linspace(-1, 1, len(loss))
             painted = contours(panel, centre[0] + offsets, centre[1] + offsets, loss, level_set([loss]))
-            colour = styles_of(summary.arms)[arm].line()["color"]
+            colour = styles_of(summary.optimizers)[arm].line()["color"]
             for run in paths:
                 panel.plot(*run["path"].T, linewidth=1, color=colour, path_effects=OUTLINED)
                 panel.plot(*run["path"][0], marker="o", markersize=4, color=colour, path_effects=OUTLINED)

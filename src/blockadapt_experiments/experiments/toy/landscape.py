@@ -86,12 +86,12 @@ class Surface(NamedTuple):
 
     @property
     def optimum(self) -> tuple[np.intp, ...]:
-        """The point of the least loss."""
+        """Return the point of the least loss."""
         return np.unravel_index(np.argmin(self.loss), self.loss.shape)
 
     @property
     def truth(self) -> tuple[int, int]:
-        """The point of the true values."""
+        """Return the point of the true values."""
         return (self.loss.shape[0] // 2, self.loss.shape[1] // 2)
 
 

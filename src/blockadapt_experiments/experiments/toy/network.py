@@ -81,7 +81,7 @@ class Problem:
 
     @cached_property
     def edges(self) -> list[Edge]:
-        """The edge that each coordinate is the weight of."""
+        """List the edge that each coordinate is the weight of."""
         inputs = range(self.inputs.shape[1])
         return [
             Edge(layer, k, j) for layer, outputs in enumerate((WIDTH, WIDTH, 1)) for k in range(outputs) for j in inputs

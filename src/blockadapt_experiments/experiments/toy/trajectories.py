@@ -96,12 +96,12 @@ class Landscape:
 
     @property
     def centre(self) -> Array:
-        """The true values [2]."""
+        """Return the true values [2]."""
         return self.problem.truth[self.pair]
 
     @property
     def edges(self) -> list[str]:
-        """The names of the two weights."""
+        """Name the two weights."""
         return [str(self.problem.edges[i]) for i in self.pair]
 
     def loss(self, point: Array) -> Array:

@@ -303,7 +303,7 @@ def test_faster_is_judged_where_both_have_been(tmp_path: Path) -> None:
     assert "M=1 ×0.25 (0.25 to 0.25)" in verdict.words
     verdict = judge_lower(summary)
     assert verdict.held is True
-    assert "M=1 0.1 ± 0 against 0.515 ± 0.021, difference -0.415 ± 0.021" in verdict.words
+    assert "M=1 0.1 ± 0 against 0.515 ± 0.021, difference −0.415 ± 0.021" in verdict.words
 
 
 def test_a_claim_fails_with_one_minibatch_size_and_is_open_with_one_seed(tmp_path: Path) -> None:
