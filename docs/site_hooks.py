@@ -46,12 +46,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _is_shown(path: str) -> bool:
-    """Whether a file gets a page that shows it: what lies outside `docs/`, and programs and tables within."""
+    """Tell whether a file gets a page that shows it: what lies outside `docs/`, and programs and tables within."""
     return not path.startswith("docs/") or path.endswith((".py", ".csv"))
 
 
 def _shown(root: Path, path: str) -> str:
-    """A file as a page, or a folder as its list of files."""
+    """Show a file as a page, or a folder as its list of files."""
     if (root / path).is_dir():
         names = sorted(entry.relative_to(root / path).as_posix() for entry in (root / path).rglob("*.py"))
         return f"# {path}\n\n" + "\n".join(f"- `{name}`" for name in names)

@@ -39,7 +39,7 @@ class Run:
         )
 
     def epoch(self) -> float:
-        """One pass over the data; `accumulate` makes `step` and `zero_grad` wait for their turn."""
+        """Pass over the data once; `accumulate` makes `step` and `zero_grad` wait for their turn."""
         for x, y in self.batches:
             with self.accelerator.accumulate(self.model):
                 loss = nn.functional.cross_entropy(self.model(x), y)

@@ -9,7 +9,7 @@ from blockadapt import BlockAdamW, param_groups
 
 
 def model() -> nn.Module:
-    """A small network."""
+    """Build a small network."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 5))
 
@@ -33,7 +33,7 @@ def train(net: nn.Module, optimizer: BlockAdamW, steps: int = 10) -> float:
 
 
 def main() -> None:
-    """The groups are made from the model itself, so that the names in its checkpoints are its own."""
+    """Train, with groups made from the model itself, so that the names in its checkpoints are its own."""
     net = model()
     optimizer = BlockAdamW(param_groups(net), lr=1e-2)
     print(f"loss {train(torch.compile(net), optimizer):.3f}")

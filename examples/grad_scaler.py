@@ -9,7 +9,7 @@ from blockadapt import BlockAdamW, param_groups
 
 
 def model() -> nn.Module:
-    """A small network."""
+    """Build a small network."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 5))
 

@@ -13,7 +13,7 @@ from blockadapt import BlockAdamW, param_groups
 
 
 def model() -> GPT2LMHeadModel:
-    """A GPT-2 that fits a test."""
+    """Build a GPT-2 that fits a test."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=40, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     return GPT2LMHeadModel(config)
@@ -26,7 +26,7 @@ def counting() -> list[dict[str, torch.Tensor]]:
 
 
 def arguments(folder: Path, steps: int) -> TrainingArguments:
-    """As you would write them for any optimizer."""
+    """Give the arguments as you would write them for any optimizer."""
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -41,7 +41,7 @@ def arguments(folder: Path, steps: int) -> TrainingArguments:
 
 
 def with_an_optimizer(folder: Path, steps: int = 10) -> Trainer:
-    """`optimizers=`: you make the optimizer, the Trainer adds its schedule. Its `weight_decay` is not used."""
+    """Hand the optimizer to `optimizers=`; the Trainer adds its schedule. Its `weight_decay` is not used."""
     net, args = model(), arguments(folder, steps)
     groups = param_groups(net, decay_norms_and_biases=False)
     optimizer = BlockAdamW(groups, lr=args.learning_rate, weight_decay=args.weight_decay)
@@ -49,7 +49,7 @@ def with_an_optimizer(folder: Path, steps: int = 10) -> Trainer:
 
 
 def with_a_class(folder: Path, steps: int = 10) -> Trainer:
-    """`optimizer_cls_and_kwargs=`: the Trainer makes the optimizer.
+    """Let the Trainer make the optimizer, with `optimizer_cls_and_kwargs=`.
 
     Left alone it makes two groups, one decayed and one not, and every parameter gets the grouping `"auto"`, which cuts
     GPT-2's Conv1D along the wrong axis. `params` among the arguments takes the place of those groups.

@@ -28,7 +28,7 @@ class Classifier(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)}
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The loss of a minibatch."""
+        """Return the loss of a minibatch."""
         x, y = batch
         loss = nn.functional.cross_entropy(self.net(x), y)
         self.log("loss", loss)
@@ -44,7 +44,7 @@ def batches() -> DataLoader[tuple[Tensor, ...]]:
 
 
 def trainer(folder: Path, epochs: int) -> lightning.Trainer:
-    """A quiet trainer on the CPU that keeps its last checkpoint."""
+    """Make a quiet trainer on the CPU that keeps its last checkpoint."""
     return lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -57,7 +57,7 @@ def trainer(folder: Path, epochs: int) -> lightning.Trainer:
 
 
 def resumed(folder: Path) -> tuple[Classifier, lightning.Trainer]:
-    """One epoch, then a new model and a new trainer that go on from the checkpoint to the third."""
+    """Train one epoch, then let a new model and a new trainer go on from the checkpoint to the third."""
     trainer(folder, epochs=1).fit(Classifier(), batches())
     model, again = Classifier(), trainer(folder, epochs=3)
     again.fit(model, batches(), ckpt_path=folder / "last.ckpt")

@@ -10,7 +10,7 @@ from blockadapt import BlockAdamW, param_groups
 
 
 def model() -> PeftModel:
-    """A GPT-2 that fits a test, with adapters of rank 4 in its attention."""
+    """Build a GPT-2 that fits a test, with adapters of rank 4 in its attention."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=40, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     adapters = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.0)

@@ -16,7 +16,7 @@ def model() -> nn.Module:
 
 
 def data(step: int) -> tuple[Tensor, Tensor]:
-    """A minibatch of waves of three frequencies."""
+    """Draw a minibatch of waves of three frequencies."""
     generator = torch.Generator().manual_seed(step)
     y = torch.randint(3, (32,), generator=generator)
     phase = 6 * torch.rand(32, 1, 1, generator=generator)
@@ -41,7 +41,7 @@ def step_in_backward_(net: nn.Module) -> list[BlockAdamW]:
 
 
 def train(net: nn.Module, steps: int = 40) -> float:
-    """The loop has neither `step` nor `zero_grad`."""
+    """Train in a loop that has neither `step` nor `zero_grad`."""
     for step in range(steps):
         x, y = data(step)
         loss = nn.functional.cross_entropy(net(x), y)

@@ -30,7 +30,7 @@ SAVE_EVERY = 5
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """The minibatch of a step: the same on any number of processes, each of which takes its part."""
+    """Draw the minibatch of a step: it is the same on any number of processes, each of which takes its part."""
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(BATCH, 16, generator=generator)
     y = (x[:, :1] * x[:, 1:2]).tanh()
@@ -39,7 +39,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def build(how: str) -> tuple[nn.Module, BlockAdamW]:
-    """The model and its optimizer. 48 rows on 1, 2 or 3 processes begin where blocks of 8 begin."""
+    """Build the model and its optimizer. 48 rows on 1, 2 or 3 processes begin where blocks of 8 begin."""
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 1))
     if how == "fsdp":

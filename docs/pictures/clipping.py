@@ -44,7 +44,7 @@ def spectra() -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
 
 
 def main() -> None:
-    """What the block method wants, what it may take, and where it ends."""
+    """Draw what the block method wants, what it may take, and where it ends."""
     at, before, after = spectra()
     colour = STYLES["block-adam-clip"].line()["color"]
     figure = Figure(figsize=(8.4, 4.2), layout="constrained")

@@ -21,7 +21,7 @@ HUES = ("#0072B2", "#D55E00", "#009E73", "#CC6FA4", "#7A08D0", "#B08A3E")
 
 
 def owners(shape: tuple[int, ...], grouping: str, block_size: int = BLOCK_SIZE) -> torch.Tensor:
-    """For each weight the number of its block."""
+    """Give for each weight the number of its block."""
     numbers = torch.full(shape, -1)
     first = 0
     for view in partition(shape, grouping, block_size).views(numbers) or ():
@@ -40,7 +40,7 @@ def tint(block: int) -> tuple[float, float, float]:
 
 
 def paint(panel: Any, numbers: torch.Tensor, left: float = 0.0, top: float = 0.0) -> None:
-    """A cell for each weight; a dark line where one block ends and another begins."""
+    """Draw a cell for each weight, and a dark line where one block ends and another begins."""
     rows, columns = numbers.shape
     for i in range(rows):
         for j in range(columns):
@@ -54,7 +54,7 @@ def paint(panel: Any, numbers: torch.Tensor, left: float = 0.0, top: float = 0.0
 
 
 def main() -> None:
-    """A panel for each grouping of a Linear's weight, and one for a convolution's."""
+    """Draw a panel for each grouping of a Linear's weight, and one for a convolution's."""
     titles = {
         "input": '"input"\nruns down a column',
         "output": '"output"\nruns along a row',

@@ -41,7 +41,7 @@ def windows(seed: int) -> Iterator[Tensor]:
 
 
 def final_loss(name: str, lr: float, seed: int) -> float:
-    """The mean training loss of the last steps; weight decay 0.1, ten steps of warm-up, then a cosine to zero."""
+    """Return the mean loss of the last steps; weight decay 0.1, ten steps of warm-up, then a cosine to zero."""
     torch.manual_seed(seed)
     model = Gpt(128, CONTEXT, WIDTH, LAYERS, HEADS)
     if name == "adamw":
@@ -63,7 +63,7 @@ def final_loss(name: str, lr: float, seed: int) -> float:
 
 
 def measure() -> None:
-    """All runs, a line of the CSV file for each."""
+    """Do all runs, and write a line of the CSV file for each."""
     with (HERE / "learning-rates.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("optimizer", "lr", "seed", "loss"))

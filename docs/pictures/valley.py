@@ -39,7 +39,7 @@ def make(name: str, x: torch.Tensor, lr: float) -> torch.optim.Optimizer:
 
 
 def path(name: str, lr: float, seed: int) -> torch.Tensor:
-    """The points that it visits, the start first."""
+    """Return the points that it visits, the start first."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.tensor(START, requires_grad=True)
     optimizer, points = make(name, x, lr), [x.detach().clone()]
@@ -58,7 +58,7 @@ def loss(points: torch.Tensor) -> torch.Tensor:
 
 
 def best_rate(name: str) -> float:
-    """The learning rate with the lowest mean loss over all steps, over seeds that are not drawn."""
+    """Find the learning rate with the lowest mean loss over all steps, over seeds that are not drawn."""
 
     def mean_loss(lr: float) -> float:
         value = torch.stack([loss(path(name, lr, seed)) for seed in range(1, 6)]).mean().item()
@@ -80,7 +80,7 @@ def landscape(panel: Any) -> None:
 
 
 def main() -> None:
-    """One panel for each optimizer, all at the same step."""
+    """Draw one panel for each optimizer, all at the same step."""
     rates = {name: best_rate(name) for name in LABELS}
     paths = {name: path(name, lr, DRAWN).numpy() for name, lr in rates.items()}
     figure = Figure(figsize=(8.4, 2.95), dpi=90, layout="constrained")

@@ -86,7 +86,7 @@ class ValleyTask:
         return Outcome({"steps": self.step}, {"weights": self.point.weights.detach().numpy()})
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next leg depends on."""
+        """Return everything that the next leg depends on."""
         return {"step": self.step, "point": self.point.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
