@@ -17,7 +17,7 @@ test: lint  ## ruff, mypy and every test but the slow ones; installs nothing out
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow"
 
 test-slow: $(READY)  ## the tests that take long
-	$(BIN)/pytest -n 2 --dist loadgroup -m slow
+	$(BIN)/pytest -n 2 --dist loadgroup -m slow --timeout 3600
 
 browser:  ## install Debian's Chromium, which tests of the report's page need; takes apt-get and root
 	@if command -v chromium; then exit; fi; \

@@ -1,6 +1,6 @@
 """Time what a run takes to train: not what it measures, and not what else the machine does.
 
-A run with one thread on a CPU is timed by the processor's clock, which stands still while other processes have the core.
+A run with one thread on a CPU is timed by the processor's clock, which stands still while others have the core.
 Elsewhere, on a GPU or with several threads, only the clock on the wall knows.
 """
 

@@ -64,20 +64,21 @@ def make_task(settings: CnnSettings, key: RunKey, lr: float, data_dir: Path | No
 
 # Claims, ours ---------------------------------------------------------------------------------------------------------
 
-BLOCK, CLIPPED = "block-adam", "block-adam-clip"
-
+BLOCK, CLIPPED, MEASURED = "block-adam", "block-adam-clip", "block-adam-auto-clip"
 
 ERROR = Measure("test_error", "Test error", "points")
 
 judge_blocks = partial(judge_ends, ours=BLOCK, others=("adam", "adamw", "paper-adam"), measure=ERROR)
 judge_others = partial(judge_ends, ours=BLOCK, others=("sgd", "adabound", "soap", "muon"), measure=ERROR)
 judge_clipping = partial(judge_ends, ours=CLIPPED, others=("sgd", BLOCK), measure=ERROR)
+judge_measured = partial(judge_ends, ours=MEASURED, others=("sgd", BLOCK, CLIPPED), measure=ERROR)
 judge_seconds = partial(judge_equal_time, ours=BLOCK, measure=ERROR)
 
 CLAIMS = (
     Claim("Ours: Block-Adam ends with a lower test error than Adam and AdamW.", judge_blocks),
     Claim("Ours: and with a lower one than SGD, AdaBound, SOAP and Muon.", judge_others),
     Claim("Ours: clipped, it ends lower than SGD and than without clipping.", judge_clipping),
+    Claim("Ours: with α* measured, it ends lower than SGD, than unclipped, and than with a given α*.", judge_measured),
     Claim("Ours: Block-Adam has the lower test error when the faster of two is done.", judge_seconds),
 )
 

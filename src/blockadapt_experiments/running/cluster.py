@@ -41,7 +41,7 @@ LOOK = 1.0
 
 RESTART = 3600.0
 """Seconds that a lost process of our own may take to come back. After Dask's 15, which are few on a busy machine, the
-cluster would give the process up and start no other.
+cluster would give the process up and start no other. To ask for one then does not help: the two get in each other's way.
 """
 
 DEATHS = 3
@@ -123,14 +123,14 @@ class _Cluster:
         told: queue.SimpleQueue[tuple[int, bytes | Future[Any]]] = queue.SimpleQueue()
         topic = f"blockadapt-{uuid.uuid4().hex}"
         self._client.subscribe_topic(topic, lambda event: told.put(event[1]))
+        self._staff(len(jobs))
         waiting = list(range(len(jobs)))[::-1]
         under_way: dict[int, Future[Any]] = {}
         ends: dict[int, Done | Failed] = {}
         look = time.monotonic()
         try:
             while waiting or under_way:
-                if time.monotonic() >= look:
-                    self._staff(len(jobs))  # again, for a process that was given up is replaced only when asked for
+                if waiting and time.monotonic() >= look:
                     # A worker that dies makes all its jobs suspect, so none gets a second one to keep.
                     workers = len(self._client.nthreads())
                     if not workers and len(waiting) == len(jobs) and self._folder:

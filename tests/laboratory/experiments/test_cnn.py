@@ -16,6 +16,7 @@ from blockadapt_experiments.experiments.cifar import Cifar
 from blockadapt_experiments.experiments.cnn import (
     judge_blocks,
     judge_clipping,
+    judge_measured,
     judge_others,
     judge_seconds,
     variant_panels,
@@ -180,6 +181,12 @@ def test_clipping_must_beat_both_of_its_ends(tmp_path: Path) -> None:
     errors = {"sgd": (36, 37, 38.1), "block-adam": (31, 32, 33), "block-adam-clip": (30, 31.1, 32)}
     assert judge_clipping(summary_of(tmp_path / "1", errors)).held is True
     assert judge_clipping(summary_of(tmp_path / "2", {**errors, "sgd": (29, 30, 31)})).held is False
+
+
+def test_a_measured_end_must_beat_a_given_one_too(tmp_path: Path) -> None:
+    errors = {"sgd": (36, 37, 38.1), "block-adam": (31, 32, 33), "block-adam-auto-clip": (30, 31.1, 32)}
+    assert judge_measured(summary_of(tmp_path / "1", errors)).held is True
+    assert judge_measured(summary_of(tmp_path / "2", {**errors, "block-adam-clip": (29, 30, 31)})).held is False
 
 
 def test_at_equal_time_a_slow_run_is_judged_by_what_it_had_reached(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_leg_is_that_of_the_definition(data_dir: Path, clip_norm: float) -> No
     model, text = copy.deepcopy(task.model), task.corpus.train.tolist()
     drawn = torch.Generator()
     drawn.set_state(task.windows.get_state())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)
     losses = []
     for t in range(1, 4):
         optimizer.param_groups[0]["lr"] = 0.01 * t / 4

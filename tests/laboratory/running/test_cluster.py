@@ -82,13 +82,6 @@ def test_a_job_whose_process_dies_is_done_elsewhere(crew: Engine, tmp_path: Path
     assert (tmp_path / "first").exists()
 
 
-def test_a_process_that_dask_gives_up_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "RESTART", 0.0)  # less than any process takes to come back
-    with local_cluster(1, 1) as engine:
-        ends, _ = do(engine, tmp_path, "die once", "a")
-    assert [type(end) for end in ends] == [Done, Done]
-
-
 @pytest.mark.slow
 def test_a_job_that_kills_every_process_fails_alone(crew: Engine, tmp_path: Path) -> None:
     ends, _ = do(crew, tmp_path, "a", "die", "b", "c")
