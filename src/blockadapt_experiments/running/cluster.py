@@ -41,7 +41,7 @@ LOOK = 1.0
 
 RESTART = 3600.0
 """Seconds that a lost process of our own may take to come back. After Dask's 15, which are few on a busy machine, the
-cluster would give the process up and start no other. To ask for one then does not help: the two get in each other's way.
+cluster would give the process up and start no other. To ask for one then does not help: the two collide.
 """
 
 DEATHS = 3

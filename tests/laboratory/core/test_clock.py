@@ -41,7 +41,7 @@ def test_what_is_not_counted_is_left_out_also_where_it_fails(monkeypatch: pytest
         pass
     with pytest.raises(KeyError), clock.not_counted():
         raise KeyError
-    assert clock.seconds() - start == pytest.approx(5 - 2)  # five looks at the clock later, of which each block took one to the next
+    assert clock.seconds() - start == pytest.approx(5 - 2)  # each block is one of the five ticks
 
 
 def test_an_epoch_takes_what_its_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:
