@@ -235,7 +235,7 @@ def _block_options(model: nn.Module, lr: float, settings: Any, decay: str = "wei
 
 def _block_groups(model: nn.Module, settings: Any) -> Any:
     if settings.grouping == "auto":
-        return param_groups(model)
+        return param_groups(model, embeddings=settings.embeddings)
     if settings.grouping != RANDOM:
         return model.named_parameters()
     drawn = torch.Generator().manual_seed(0)  # one draw for all seeds, which then differ in nothing but their seed

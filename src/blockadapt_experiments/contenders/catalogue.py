@@ -77,6 +77,7 @@ class OptimizerSettings:
         block_size: Coordinates in a block, where the grouping leaves it open.
         grouping: How the block methods cut parameters; "auto" gives each kind of layer its own rule. "random" draws the
             coordinates of each block from all of a parameter: what is left when it does not matter who shares one.
+        embeddings: How "auto" cuts embeddings, and the heads that follow them: "output" or "diagonal".
         momentum: Of SGD.
         nesterov: Of SGD.
         weight_decay: L2 penalty.
@@ -105,6 +106,7 @@ class OptimizerSettings:
     bias_correction: bool = False
     block_size: int = 10
     grouping: str = "auto"
+    embeddings: str = "output"
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
@@ -140,6 +142,7 @@ class OptimizerSettings:
         require_number(owner, "ggt_absolute_cutoff", self.ggt_absolute_cutoff, least=0)
         require(not self.nesterov or self.momentum > 0, owner, "momentum", "> 0 where `nesterov` is set", self.momentum)
         require_choice(owner, "grouping", self.grouping, (*NAMED_GROUPINGS, RANDOM))
+        require_choice(owner, "embeddings", self.embeddings, ("output", "diagonal"))
         require_choice(owner, "ggt_complement", self.ggt_complement, COMPLEMENTS)
         require_choice(owner, "ggt_scope", self.ggt_scope, SCOPES)
         require_choice(owner, "ggt_momentum", self.ggt_momentum, MOMENTA)
@@ -244,7 +247,7 @@ ADAM = ("beta1", "beta2", "eps", "weight_decay")
 TORCH_ADAM = ("beta1", "beta2", "weight_decay")  # whose ε is its own
 ADAMW = ("beta1", "beta2", "decoupled_weight_decay")
 CLIP = ("final_lr", "clip_progress")
-CUT = ("grouping", "block_size", "refresh_every")
+CUT = ("grouping", "embeddings", "block_size", "refresh_every")
 BLOCK = ("eps", "weight_decay", *CUT)
 BLOCK_ADAM = (*BLOCK, "beta1", "beta2", "bias_correction")
 BLOCK_RMS = (*BLOCK, "rms_decay")

@@ -301,13 +301,14 @@ def test_a_block_method_follows_its_rule_in_the_blocks_of_each_layer(
             np.testing.assert_allclose(x[part], oracle.x, rtol=1e-8, atol=1e-9)
 
 
-def test_each_kind_of_layer_has_its_own_grouping() -> None:
+@pytest.mark.parametrize("embeddings", ["output", "diagonal"])
+def test_each_kind_of_layer_has_its_own_grouping(embeddings: str) -> None:
     """A block of an embedding, and of the head over the same words, lies within one word's vector."""
     model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 5))
-    optimizer = make_optimizer("block-adam", model, LR, OptimizerSettings(), STEPS)
+    optimizer = make_optimizer("block-adam", model, LR, OptimizerSettings(embeddings=embeddings), STEPS)
     groupings = {name: group["grouping"] for group in optimizer.param_groups for name in group["param_names"]}
-    inner, head = {"1.weight": "auto", "1.bias": "chunk"}, {"2.weight": "output", "2.bias": "diagonal"}
-    assert groupings == {"0.weight": "output", **inner, **head}
+    inner, head = {"1.weight": "auto", "1.bias": "chunk"}, {"2.weight": embeddings, "2.bias": "diagonal"}
+    assert groupings == {"0.weight": embeddings, **inner, **head}
 
 
 def test_a_named_grouping_and_a_kept_basis_reach_the_block_methods() -> None:
@@ -587,6 +588,7 @@ BAD: list[tuple[str, Any, str]] = [
         "columns",
         "one of 'auto', 'input', 'output', 'filter', 'chunk', 'tensor', 'joint', 'diagonal', 'random'",
     ),
+    ("embeddings", "input", "one of 'output', 'diagonal'"),
     ("weight_decay", -1.0, "a finite number >= 0"),
     ("decoupled_weight_decay", -1.0, "a finite number >= 0"),
     ("soap_largest_axis", 0, "an integer >= 1"),
