@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from blockadapt_experiments.claims.claim import Claim, Verdict
+from blockadapt_experiments.core.config import load, plain
 from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import Metric
 from blockadapt_experiments.results.summary import Summary
@@ -115,6 +117,24 @@ def rows_of(**columns: Sequence[float]) -> list[dict[str, float]]:
         {"epoch": epoch, **dict(zip(columns, values, strict=True))}
         for epoch, values in enumerate(zip(*columns.values(), strict=True), start=1)
     ]
+
+
+def write_ends(
+    out: Path, name: str, ends: Mapping[str, Sequence[float]], diverged: Sequence[tuple[str, int]] = (), **settings: Any
+) -> Path:
+    """Records at laptop scale of runs whose measure ends with these values, one a seed."""
+    design = get_experiment(name)
+    seeds = list(range(max(map(len, ends.values()))))
+    told = {**plain(load(design, "laptop")), "optimizers": [*ends], "seeds": seeds, **settings}
+    write_experiment(out, name, settings=told)
+    assert design.measure is not None
+    for arm, values in ends.items():
+        for seed, end in enumerate(values):
+            rows = rows_of(**{design.measure: [2 * end, end]})
+            rows = [{**row, design.axis: row["epoch"]} for row in rows]
+            numbers = {"diverged": 1.0} if (arm, seed) in diverged else {}
+            write_run(out, arm, "", seed, rows, numbers=numbers)
+    return out
 
 
 def steadier(summary: Summary) -> Verdict:

@@ -36,19 +36,26 @@ def finals(summary: Summary, arm: str, metric: str, variant: str = "") -> BySeed
     return _by_seed(summary, arm, metric, lambda values: float(values[-1]), variant)
 
 
+class Side(NamedTuple):
+    """One side of a comparison: an arm in a variant."""
+
+    arm: str
+    variant: str = ""
+
+
 class EqualTime(NamedTuple):
-    """Two arms by seed when the faster one was done: their values, and the share of the axis that each had covered."""
+    """Two sides by seed when the faster one was done: their values, and the share of the axis that each had covered."""
 
     first: BySeed
     second: BySeed
     shares: tuple[float, float]
 
 
-def at_equal_time(summary: Summary, first: str, second: str, metric: str) -> EqualTime:
-    """Return the last value that each of two arms had measured when the faster of them, at the same seed, was done."""
+def at_equal_time(summary: Summary, first: Side, second: Side, metric: str) -> EqualTime:
+    """Return the last value that each of two sides had measured when the faster of them, at the same seed, was done."""
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     shares: tuple[list[float], list[float]] = ([], [])
-    runs = [{run.key.seed: run for run in _finished(summary, arm)} for arm in (first, second)]
+    runs = [{run.key.seed: run for run in _finished(summary, *side)} for side in (first, second)]
     for seed in runs[0].keys() & runs[1].keys():
         pair = [run[seed].series(summary.experiment.axis, metric) for run in runs]
         lost = any(run[seed].diverged(summary.experiment.metrics) for run in runs)
@@ -106,7 +113,7 @@ def judge_equal_time(summary: Summary, ours: str, measure: Measure) -> Verdict:
     """Judge whether one arm is lower than each of the others when the faster of the two is done."""
     parts = []
     for other in rivals(summary, ours):
-        then = at_equal_time(summary, ours, other, measure.metric)
+        then = at_equal_time(summary, Side(ours), Side(other), measure.metric)
         apart = difference(then.first, then.second)
         done = f"{' and '.join(f'{share:.0%}' for share in then.shares)} of the {summary.experiment.axis}s done"
         words = f"{mean_words(apart, measure.unit)} against {summary.label(other)} ({done})"

@@ -201,18 +201,29 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the report goes; beside the runs if not given.")
     ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The arm or variant to compare with; the first if not given.")
+    ] = None,
+    overview: Annotated[
+        bool, typer.Option("--overview", help="Write one table of what all these experiments end with instead.")
+    ] = False,
     load: Load = None,
 ) -> None:
     """Write a report of an experiment: one page that works offline, with curves and tables, and figures.
 
-    Several directories of the same experiment make one report. Names that more than one has are told apart.
+    Several directories of the same experiment make one report. Names that more than one has are told apart. With
+    --overview directories of any experiments make one table: a row for each, a column for each optimizer.
     """
-    from blockadapt_experiments.report import write_report
+    from blockadapt_experiments.report import write_overview, write_report
 
     with _one_sentence():
         _load(load)
         into = _place_of_report(runs, out)
-        files = write_report(runs[0], others=runs[1:], into=into)
+        if overview:
+            _require_no_reference(against)
+            files = write_overview(runs, into)
+        else:
+            files = write_report(runs[0], others=runs[1:], into=into, against=against)
     say(Console(), f"Wrote {', '.join(str(file.relative_to(into)) for file in files)} to {into}.")
 
 
@@ -225,6 +236,16 @@ def _place_of_report(runs: list[Path], out: Path | None) -> Path:
     if len(runs) > 1 and out is None:
         raise ValueError("report: `out` must be given where several directories make one report.")
     return out or runs[0]
+
+
+def _require_no_reference(against: str | None) -> None:
+    """Refuse a reference for an overview.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if against is not None:
+        raise ValueError("report: `against` must be left out with --overview, which compares all with all.")
 
 
 @app.command()

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 PLAIN = "#8A8F98"
 """Grey, for bars that are of no optimizer."""
 
+ROW = 3
+"""The most panels side by side."""
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -35,7 +38,7 @@ class Panel:
 
 
 def draw_bars(title: str, unit: str, panels: Sequence[Panel], path: Path) -> Path:
-    """Draw the panels side by side, a row for each label of any; a panel that lacks one has a dash there."""
+    """Draw the panels, at most three abreast, a bar for each label of any; a panel that lacks one has a dash there."""
     return write_png(bar_figure(title, unit, panels), path)
 
 
@@ -44,12 +47,17 @@ def bar_figure(title: str, unit: str, panels: Sequence[Panel]) -> Figure:
     from matplotlib.figure import Figure  # here, because experiments are listed without it
 
     labels = list(dict.fromkeys(label for panel in reversed(panels) for label in panel.bars))
-    size = (1.2 + 5.0 * len(panels), 1.7 + 0.36 * len(labels))
+    columns = min(len(panels), ROW)
+    rows = math.ceil(len(panels) / columns)
+    size = (1.2 + 5.0 * columns, 0.6 + rows * (1.1 + 0.36 * len(labels)))
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     figure.suptitle(title, fontsize=11)
-    for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+    every = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for axes, panel in zip(every, panels, strict=False):
         _draw_panel(axes, panel, labels)
         axes.set_xlabel(unit)
+    for axes in every[len(panels) :]:
+        axes.set_visible(False)
     return figure
 
 

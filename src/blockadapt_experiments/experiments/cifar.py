@@ -321,6 +321,7 @@ def _experiment(name: str, title: str, section: str) -> Experiment[Any]:
         model=model,
         claims=CLAIMS,
         objective="validation_accuracy",
+        measure="test_error",
         draw=draw,
     )
 

@@ -116,6 +116,7 @@ def register_classifier(
         model=lambda settings: model(),
         claims=claims,
         objective="validation_accuracy",
+        measure="test_accuracy",
         target=None if target is None else ("test_accuracy", target),
         scales=scales,
     )

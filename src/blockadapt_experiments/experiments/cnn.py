@@ -125,6 +125,7 @@ EXPERIMENTS = (
         model=make_model,
         claims=CLAIMS,
         objective="validation_accuracy",
+        measure="test_error",
         draw=draw,
     ),
 )

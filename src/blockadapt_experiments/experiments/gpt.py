@@ -192,5 +192,6 @@ EXPERIMENTS = (
         model=lambda settings: make_model(settings, PLANNED_CHARACTERS),
         claims=CLAIMS,
         objective="valid_loss",
+        measure="test_loss",
     ),
 )

@@ -295,6 +295,7 @@ EXPERIMENTS = (
         model=lambda settings: make_model(settings, settings.vocabulary),
         claims=CLAIMS,
         objective="valid_perplexity",
+        measure="test_perplexity",
         draw=draw,
     ),
 )

@@ -195,6 +195,7 @@ def _experiment(name: str, title: str, model: Callable[[], nn.Module], target: f
         model=lambda settings: model(),
         claims=CLAIMS,
         objective="validation_accuracy",
+        measure="test_accuracy",
         target=("test_accuracy", target),
     )
 

@@ -52,7 +52,8 @@ def register_experiment(
     owner = experiment.name
     require(experiment.scales is not None and bool(scales_of(experiment)), owner, "scales", RULE, experiment.scales)
     keys = {metric.key for metric in experiment.metrics}
-    for name, metric in (("objective", experiment.objective), ("target", (experiment.target or (None,))[0])):
+    named = {name: getattr(experiment, name) for name in ("objective", "measure")}
+    for name, metric in {**named, "target": (experiment.target or (None,))[0]}.items():
         require(metric is None or metric in keys, owner, name, f"one of the metrics, {sorted(keys)}", metric)
     for scale in scales_of(experiment):
         experiment.variants(load(experiment, scale))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from blockadapt_experiments.claims.claim import Verdict
 from blockadapt_experiments.core.config import flat, load, plain
 from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.report.pairs import Comparison
 from blockadapt_experiments.report.sensitivity import write_sensitivity
 from blockadapt_experiments.report.table import Table, other_numbers, results
 from blockadapt_experiments.results.formats import NONE, number, setting
@@ -70,6 +71,7 @@ class Content:
         table: The results.
         others: Other numbers that the runs left.
         judged: The paper's claims.
+        compared: Arms and variants against a reference, paired by seed.
         figures: The curves, as PNG files.
         pictures: What the experiment itself draws, as PNG files.
         sensitivity: What tuning tried, as a PNG file, or none.
@@ -85,6 +87,7 @@ class Content:
     table: Table
     others: Table
     judged: Sequence[Judged]
+    compared: Sequence[Comparison]
     figures: Sequence[Path]
     pictures: Sequence[Path]
     sensitivity: Sequence[Path]
@@ -125,14 +128,21 @@ class Content:
         return f"{metric.label} {'≥' if metric.better == 'high' else '≤'} {number(value)}"
 
 
-def content(experiment: Experiment[Any], summary: Summary, figures: Sequence[Path], directory: Path) -> Content:
-    """Judge, draw and compare all that the report needs."""
+def content(
+    experiment: Experiment[Any],
+    summary: Summary,
+    compared: Sequence[Comparison],
+    figures: Sequence[Path],
+    directory: Path,
+) -> Content:
+    """Judge and draw all that the report needs beside these comparisons and figures."""
     pictures, troubles = _draw(experiment, summary, directory)
     return Content(
         summary=summary,
         table=results(summary),
         others=other_numbers(summary),
         judged=[Judged(claim.paper, _judge(summary, claim.judge)) for claim in experiment.claims],
+        compared=compared,
         figures=figures,
         pictures=pictures,
         sensitivity=write_sensitivity(summary, directory),

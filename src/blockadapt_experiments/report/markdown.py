@@ -19,21 +19,22 @@ def write_markdown(content: Content, path: Path) -> None:
 
 def _lines(content: Content) -> Iterator[str]:
     summary = content.summary
-    yield f"# {_inline(content.heading)}"
-    yield f"\nYun, Lozano and Yang (2019), {_inline(summary.experiment.section)}. {content.facts}"
+    yield f"# {inline(content.heading)}"
+    yield f"\nYun, Lozano and Yang (2019), {inline(summary.experiment.section)}. {content.facts}"
     if not summary.complete:
         yield "\n**Not finished**: numbers and verdicts are of the runs that have come to their end."
     for trouble in content.troubles:
-        yield f"\n**{_inline(trouble)}**"
+        yield f"\n**{inline(trouble)}**"
     yield "\n## The paper's claims\n"
-    rows = [(_inline(claim.paper), _inline(claim.verdict.words), f"**{claim.word}**") for claim in content.judged]
-    yield from _grid(("The paper", "Measured here", "Verdict"), rows) if rows else ["This experiment tests no claim."]
+    rows = [(inline(claim.paper), inline(claim.verdict.words), f"**{claim.word}**") for claim in content.judged]
+    yield from grid(("The paper", "Measured here", "Verdict"), rows) if rows else ["This experiment tests no claim."]
     if content.figures or content.pictures:
         yield "\n## Curves and pictures"
     for picture in (*content.figures, *content.pictures):
         yield f"\n![{picture.stem.replace('_', ' ').replace('-', ' ')}]({picture.name})"
     yield "\n## Results\n"
     yield from _results(content)
+    yield from _compared(content)
     if content.others.columns:
         yield "\n## Other numbers\n"
         yield from _table(content, content.others, range(len(content.others.columns)))
@@ -48,15 +49,13 @@ def _results(content: Content) -> Iterator[str]:
     """
     columns = content.table.columns
     for metric in content.summary.metrics:
-        yield f"### {_inline(metric.label[:1].upper() + metric.label[1:])}\n"
+        yield f"### {inline(metric.label[:1].upper() + metric.label[1:])}\n"
         yield from _table(content, content.table, [i for i, c in enumerate(columns) if c.metric == metric.key])
         yield ""
     yield "### Time and memory\n"
     yield from _table(content, content.table, [i for i, c in enumerate(columns) if not c.metric], facts=True)
-    equal = (
-        f" Equal time: when the fastest had finished, {_inline(content.equal_times)}." if content.equal_times else ""
-    )
-    target = f" Target: {_inline(content.target)}." if content.target else ""
+    equal = f" Equal time: when the fastest had finished, {inline(content.equal_times)}." if content.equal_times else ""
+    target = f" Target: {inline(content.target)}." if content.target else ""
     yield (
         "\nMean ± half width of the 95% interval over finished seeds (Student's t). Bold: the best, where the interval"
         f" of its lead over every other, paired by seed, is above zero.{equal} Oscillation: standard deviation over the"
@@ -73,9 +72,9 @@ def _table(content: Content, table: Table, shown: Sequence[int], facts: bool = F
     sweep, rates = content.summary.variants != [""], facts and table.has_lr
 
     def cells(line: Line) -> Iterator[str]:
-        yield _inline(line.label)
+        yield inline(line.label)
         if sweep:
-            yield _inline(line.variant)
+            yield inline(line.variant)
         if rates:
             yield f"{number(line.lr)} {line.lr_source}" if line.lr == line.lr else number(line.lr)
         for place in shown:
@@ -87,7 +86,37 @@ def _table(content: Content, table: Table, shown: Sequence[int], facts: bool = F
 
     heads = ["Optimizer", *(["Variant"] if sweep else []), *(["lr"] if rates else [])]
     heads += [table.columns[place].heading for place in shown] + (["Seeds", "Diverged"] if facts else [])
-    yield from _grid(heads, map(tuple, map(cells, table.lines)), numbers=len(heads) - 1 - sweep)
+    yield from grid(heads, map(tuple, map(cells, table.lines)), numbers=len(heads) - 1 - sweep)
+
+
+def _compared(content: Content) -> Iterator[str]:
+    """Write what arms and variants differ by from their reference.
+
+    Yields:
+        A line.
+    """
+    if not content.compared:
+        return
+    sweep = content.summary.variants != [""]
+    yield "\n## Differences, paired by seed"
+    for comparison in content.compared:
+        yield f"\nMinus {inline(comparison.reference)}:\n"
+        heads = ["Optimizer", *["Variant"] * sweep, *(inline(moment.heading) for moment in comparison.moments), "Pairs"]
+        rows = [
+            (
+                inline(line.label),
+                *[inline(line.variant)] * sweep,
+                *(f"**{estimate.text}**" if clear else estimate.text for estimate, clear in line.marked),
+                str(line.pairs),
+            )
+            for line in comparison.lines
+        ]
+        yield from grid(heads, rows, numbers=len(heads) - 1 - sweep)
+    yield (
+        "\nMean ± half width of the 95% interval of the difference between runs of the same seed (Student's t). Bold:"
+        " the interval leaves zero out. At equal time: when the faster of the two runs was done. A dash:"
+        " a run diverged."
+    )
 
 
 def _provenance(content: Content) -> Iterator[str]:
@@ -99,13 +128,13 @@ def _provenance(content: Content) -> Iterator[str]:
     summary = content.summary
     yield f"\n## Repeat it\n\n```sh\n{summary.command}\n```"
     yield f"\nSeeds: {', '.join(map(str, summary.seeds))}.\n"
-    yield from (f"- {_inline(key)}: {_inline(value)}" for key, value in content.environment.items())
+    yield from (f"- {inline(key)}: {inline(value)}" for key, value in content.environment.items())
     if content.elsewhere:
-        other = ", ".join(f"{_inline(key)} {_inline(value)}" for key, value in content.elsewhere.items())
+        other = ", ".join(f"{inline(key)} {inline(value)}" for key, value in content.elsewhere.items())
         yield f"\nDifferent for some of the runs: {other}."
     if content.notes:
         yield "\nOn the way:\n"
-        yield from (f"- {_inline(note)}" for note in content.notes)
+        yield from (f"- {inline(note)}" for note in content.notes)
     if content.tuned:
         yield "\n## Learning rates tried\n"
         yield (
@@ -117,29 +146,29 @@ def _provenance(content: Content) -> Iterator[str]:
             yield "Rings: the learning rates chosen. Crosses: those with which a run diverged.\n"
         rows = [
             (
-                _inline(line.label),
-                *([_inline(line.variant)] if summary.variants != [""] else []),
-                _inline(line.lr),
+                inline(line.label),
+                *([inline(line.variant)] if summary.variants != [""] else []),
+                inline(line.lr),
                 line.value,
-                "; ".join(f"{_inline(lr)}: {value}" for lr, value in line.tried)
-                + f". {_inline(line.warning)}".rstrip(". "),
+                "; ".join(f"{inline(lr)}: {value}" for lr, value in line.tried)
+                + f". {inline(line.warning)}".rstrip(". "),
             )
             for line in content.tuned
         ]
         variant = ["Variant"] if summary.variants != [""] else []
-        yield from _grid(("Optimizer", *variant, "lr", "Objective there", "All trials, lr: objective"), rows)
+        yield from grid(("Optimizer", *variant, "lr", "Objective there", "All trials, lr: objective"), rows)
     yield "\n## Against the paper's scale\n"
     if content.differences is None:
         yield "The settings of the paper's scale are not known."
     elif not content.differences:
         yield "Nothing differs: these are the settings of the paper's scale."
     else:
-        rows = [tuple(map(_inline, difference)) for difference in content.differences]
-        yield from _grid(("Setting", "Here", "At the paper's scale"), rows)
+        rows = [tuple(map(inline, difference)) for difference in content.differences]
+        yield from grid(("Setting", "Here", "At the paper's scale"), rows)
         yield "\nA reduced run tests the direction of a claim, not the paper's numbers."
 
 
-def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> Iterator[str]:
+def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> Iterator[str]:
     """Write a Markdown table whose last so many columns are numbers, set to the right.
 
     Yields:
@@ -151,7 +180,7 @@ def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0)
         yield f"| {' | '.join(row)} |"
 
 
-def _inline(text: str) -> str:
+def inline(text: str) -> str:
     """Escape all that Markdown or HTML would take for more than text."""
     text = " ".join(text.split()).replace("\\", "\\\\")
     for mark in "`*[]<>|$":

@@ -181,12 +181,12 @@ def _table(summary: Summary, columns: Sequence[Column]) -> Table:
     for variant in summary.variants:
         values = {arm: [column.values(arm, variant) for column in columns] for arm in summary.arms}
         best = [
-            _best([values[arm][index] for arm in summary.arms], column.better, len(summary.seeds))
+            best_of([values[arm][index] for arm in summary.arms], column.better, len(summary.seeds))
             for index, column in enumerate(columns)
         ]
         for number, arm in enumerate(summary.arms):
             marks = [marked[number] for marked in best]
-            lines.append(_line(summary, arm, variant, [*map(_estimate, values[arm])], marks))
+            lines.append(_line(summary, arm, variant, [*map(estimate_of, values[arm])], marks))
     return Table(columns, lines)
 
 
@@ -205,12 +205,13 @@ def _line(summary: Summary, arm: str, variant: str, estimates: Sequence[Estimate
     )
 
 
-def _estimate(values: np.ndarray) -> Estimate:
+def estimate_of(values: np.ndarray) -> Estimate:
+    """Estimate the mean of the values that are finite."""
     finite = values[np.isfinite(values)]
     return Estimate(*interval(finite), n=finite.size, of=values.size)
 
 
-def _best(values: Sequence[np.ndarray], better: Better, seeds: int) -> list[bool]:
+def best_of(values: Sequence[np.ndarray], better: Better, seeds: int) -> list[bool]:
     """Tell which is the best beyond doubt: the 95% interval of its lead over each other, by seed, lies above zero.
 
     Only those with a value of every seed compete. One seed has no interval, so that then none is the best.

@@ -33,7 +33,7 @@ def together(summaries: Sequence[Summary]) -> Summary:
 
 
 def _joined(whole: Summary, other: Summary, home: str, place: str) -> Summary:
-    apart = _differences(whole, other)
+    apart = differences(whole, other)
     names, labels = {}, dict(whole.labels)
     for arm in other.arms:
         clash = arm in whole.arms and not _same(whole, other, arm)
@@ -69,7 +69,7 @@ def _same(whole: Summary, other: Summary, arm: str) -> bool:
     return settings[0] == settings[1] and whole.scale == other.scale and alike and not mine & theirs
 
 
-def _differences(whole: Summary, other: Summary) -> list[str]:
+def differences(whole: Summary, other: Summary) -> list[str]:
     """List the settings that all arms of a directory share and that differ from the first directory's."""
     ours, theirs = ({"scale": each.scale, **flat(run_settings(each.settings, ""))} for each in (whole, other))
     different = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]

@@ -72,6 +72,7 @@ class Design:
         metrics: What its rows hold; the first is drawn first.
         objective: The metric that learning rates are tuned by, on validation data; None if there is nothing to tune.
         target: The metric and the value to be reached for "steps to target"; None if there is no such thing.
+        measure: The metric that counts when all is done, as it stands at the end of a run; None if it is not one alone.
     """
 
     name: str
@@ -81,3 +82,4 @@ class Design:
     metrics: Sequence[Metric]
     objective: str | None = None
     target: tuple[str, float] | None = None
+    measure: str | None = None

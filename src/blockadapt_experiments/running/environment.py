@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +33,14 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "kernel": _default_kernel(),
     }
+
+
+def made_with(environment: Mapping[str, Any]) -> str:
+    """Say with which code, which torch and how many threads something was made, from what `environment` told then."""
+    state, threads, versions = (environment.get(name) or {} for name in ("git", "threads", "versions"))
+    commit = f"commit {state['commit'][:12]}{' and changes' * state['dirty']}" if state else ""
+    version = commit or f"version {versions.get('blockadapt', '?')}"
+    return f"{version}, torch {versions.get('torch', '?')}, {threads or '?'} thread{'s' * (threads != 1)}"
 
 
 @lru_cache(maxsize=1)

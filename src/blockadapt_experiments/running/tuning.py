@@ -16,7 +16,7 @@ sees the folder: the folder is the study.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.recorded_runs import read_result
 from blockadapt_experiments.results.summary import TAIL
+from blockadapt_experiments.running.environment import made_with
 from blockadapt_experiments.running.grids import Point, Span, grid, lr_span, outward, values
 from blockadapt_experiments.running.jobs import Done, Failed
 from blockadapt_experiments.running.runner import Choice, Do, Request, RunJob, do_all
@@ -132,7 +133,8 @@ class Search:
                 if what == "lr":
                     what, move = "learning rate", f"move `tune.{'low' if edge == 'lower' else 'high'}`"
                 told.append(f"The best {what} is at the {edge} edge of the range{after}; {move} and tune again.")
-        made = sorted({_made_with(job) for point in self.found for job in self.trials(point)})
+        trials = [job for point in self.found for job in self.trials(point)]
+        made = sorted({made_with((job.record.about or {})["environment"]) for job in trials})
         if len(made) > 1:
             told.append(f"Its trials were made with different code or threads: {'; '.join(made)}.")
         return told
@@ -200,15 +202,6 @@ def _tail(job: RunJob, objective: str) -> float:
     if result is None or result["numbers"].get("diverged") or not measured:
         return math.nan
     return float(np.mean(measured[-math.ceil(TAIL * len(measured)) :])) if np.isfinite(measured).all() else math.nan
-
-
-def _made_with(job: RunJob) -> str:
-    """Say with which code and how many threads a trial was begun."""
-    made: Mapping[str, Any] = (job.record.about or {})["environment"]
-    state, threads, versions = made["git"], made["threads"], made["versions"]
-    commit = f"commit {state['commit'][:12]}{' and changes' * state['dirty']}" if state else ""
-    version = commit or f"version {versions['blockadapt']}"
-    return f"{version}, torch {versions['torch']}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _finite(value: float) -> float | None:

@@ -369,6 +369,7 @@ TCVAE = Experiment(
         Claim("Section 5: the best MIG is at β = 6.", judge_best),
     ),
     objective="validation_objective",
+    measure="mig",
     draw=draw,
 )
 
