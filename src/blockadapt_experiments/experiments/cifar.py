@@ -26,7 +26,16 @@ from torch.nn.functional import pad
 
 from blockadapt.validation import require_integer
 from blockadapt_experiments.claims.claim import Claim, Verdict
-from blockadapt_experiments.claims.contests import Part, finals, means, rivals, verdict
+from blockadapt_experiments.claims.contests import (
+    Measure,
+    Part,
+    finals,
+    judge_ends,
+    judge_equal_time,
+    means,
+    rivals,
+    verdict,
+)
 from blockadapt_experiments.claims.verdicts import difference, is_below_zero, log_ratio, mean_words, ratio_words
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings
@@ -265,6 +274,28 @@ CLAIMS = (
 )
 
 
+# Claims, ours ---------------------------------------------------------------------------------------------------------
+
+BLOCK, MEASURED = "block-adam", "block-adam-auto-clip"
+
+ERROR = Measure("test_error", "Test error", "points")
+
+judge_blocks = partial(judge_ends, ours=BLOCK, others=("adam", "adamw", "paper-adam"), measure=ERROR)
+judge_others = partial(judge_ends, ours=BLOCK, others=("sgd", "adabound", "soap", "muon"), measure=ERROR)
+judge_clipped = partial(judge_ends, ours=OURS, others=("sgd", BLOCK), measure=ERROR)
+judge_measured = partial(judge_ends, ours=MEASURED, others=("sgd", BLOCK, OURS), measure=ERROR)
+judge_seconds = partial(judge_equal_time, ours=BLOCK, measure=ERROR)
+
+OUR_CLAIMS = (
+    Claim("Ours: Block-Adam ends with a lower test error than Adam and AdamW.", judge_blocks),
+    Claim("Ours: and with a lower one than SGD, AdaBound, SOAP and Muon.", judge_others),
+    Claim("Ours: clipped, it ends lower than SGD and than without clipping.", judge_clipped),
+    Claim("Ours: with α* measured, it ends lower than SGD, than unclipped, and than with a given α*.", judge_measured),
+    Claim("Ours: Block-Adam has the lower test error when the faster of two is done.", judge_seconds),
+)
+"""What is judged beyond the paper, here and in `cnn.py`."""
+
+
 def _scale(summary: Summary) -> str:
     """Say in words what was trained."""
     settings = summary.settings
@@ -319,7 +350,7 @@ def _experiment(name: str, title: str, section: str) -> Experiment[Any]:
         variants=lambda settings: ("",),
         task=_make_task(DATA[name], model),
         model=model,
-        claims=CLAIMS,
+        claims=(*CLAIMS, *OUR_CLAIMS),
         objective="validation_accuracy",
         measure="test_error",
         draw=draw,

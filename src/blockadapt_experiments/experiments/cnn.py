@@ -5,7 +5,7 @@ are changed as for DenseNet, see `cifar.py`; the learning rate falls to a tenth 
 steps.
 
 Every setting can be varied: `variants` lists changes, and each is run and tuned by itself. So one command runs an
-ablation, and weight decay is tuned with the learning rate.
+ablation.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from pathlib import Path
 from torch import nn
 
 from blockadapt.validation import require_integer
-from blockadapt_experiments.claims.claim import Claim
-from blockadapt_experiments.claims.contests import Measure, finals, judge_ends, judge_equal_time
+from blockadapt_experiments.claims.contests import finals
 from blockadapt_experiments.claims.verdicts import difference, mean_words
 from blockadapt_experiments.core.config import varied
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import SweepSettings
 from blockadapt_experiments.drawing.bars import Panel, draw_bars
 from blockadapt_experiments.drawing.colours import bar_colours
-from blockadapt_experiments.experiments.cifar import DATA, METRICS, Cifar, ImageSettings, make_run
+from blockadapt_experiments.experiments.cifar import (
+    DATA,
+    METRICS,
+    OUR_CLAIMS,
+    Cifar,
+    ImageSettings,
+    make_run,
+)
 from blockadapt_experiments.models.cnn import small_cnn
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import RunKey
@@ -60,27 +66,6 @@ def make_task(settings: CnnSettings, key: RunKey, lr: float, data_dir: Path | No
     """Make the run of a variant."""
     settings = varied(settings, key.variant)
     return make_run(CIFAR_10, partial(make_model, settings), settings, key, lr, data_dir, tuning)
-
-
-# Claims, ours ---------------------------------------------------------------------------------------------------------
-
-BLOCK, CLIPPED, MEASURED = "block-adam", "block-adam-clip", "block-adam-auto-clip"
-
-ERROR = Measure("test_error", "Test error", "points")
-
-judge_blocks = partial(judge_ends, ours=BLOCK, others=("adam", "adamw", "paper-adam"), measure=ERROR)
-judge_others = partial(judge_ends, ours=BLOCK, others=("sgd", "adabound", "soap", "muon"), measure=ERROR)
-judge_clipping = partial(judge_ends, ours=CLIPPED, others=("sgd", BLOCK), measure=ERROR)
-judge_measured = partial(judge_ends, ours=MEASURED, others=("sgd", BLOCK, CLIPPED), measure=ERROR)
-judge_seconds = partial(judge_equal_time, ours=BLOCK, measure=ERROR)
-
-CLAIMS = (
-    Claim("Ours: Block-Adam ends with a lower test error than Adam and AdamW.", judge_blocks),
-    Claim("Ours: and with a lower one than SGD, AdaBound, SOAP and Muon.", judge_others),
-    Claim("Ours: clipped, it ends lower than SGD and than without clipping.", judge_clipping),
-    Claim("Ours: with α* measured, it ends lower than SGD, than unclipped, and than with a given α*.", judge_measured),
-    Claim("Ours: Block-Adam has the lower test error when the faster of two is done.", judge_seconds),
-)
 
 
 # Ablations ------------------------------------------------------------------------------------------------------------
@@ -123,7 +108,7 @@ EXPERIMENTS = (
         variants=lambda settings: settings.variants,
         task=make_task,
         model=make_model,
-        claims=CLAIMS,
+        claims=OUR_CLAIMS,
         objective="validation_accuracy",
         measure="test_error",
         draw=draw,

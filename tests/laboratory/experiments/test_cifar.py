@@ -336,6 +336,18 @@ def test_words_carry_our_scale_and_the_papers_numbers(tmp_path: Path) -> None:
     )
 
 
+def test_what_the_table_does_not_name_is_judged_as_ours(tmp_path: Path) -> None:
+    ends = {"sgd": (52, 53, 54), "adamw": (48, 49, 50), "soap": (40, 41, 42), "block-adam": (45, 46.1, 47)}
+    ends["block-adam-auto-clip"] = (44, 45, 46)
+    summary = summary_of(tmp_path, ends)
+    claims = {claim.paper: claim.judge(summary) for claim in get_experiment("cifar10-densenet").claims}
+    ours = [verdict for paper, verdict in claims.items() if paper.startswith("Ours: ")]
+    assert [verdict.held for verdict in ours] == [True, False, None, True, None]
+    assert "points against AdamW" in ours[0].words
+    assert "points against SOAP" in ours[1].words
+    assert "Block-Adam + auto clip at the end: −8 ± 0 points against SGD" in ours[3].words
+
+
 def test_a_run_that_diverged_is_no_evidence(tmp_path: Path) -> None:
     errors = {"sgd": (90, 90, 90), "block-adam-clip": (50, 51, 52.1)}
     verdict = judge_lowest(summary_of(tmp_path, errors, diverged=["sgd"]))

@@ -12,15 +12,15 @@ import torch
 from blockadapt import BlockAdam, IndexGroups, plan
 from blockadapt_experiments.contenders.catalogue import make_optimizer
 from blockadapt_experiments.core.config import load, plain
-from blockadapt_experiments.experiments.cifar import Cifar
-from blockadapt_experiments.experiments.cnn import (
+from blockadapt_experiments.experiments.cifar import (
+    Cifar,
     judge_blocks,
-    judge_clipping,
+    judge_clipped,
     judge_measured,
     judge_others,
     judge_seconds,
-    variant_panels,
 )
+from blockadapt_experiments.experiments.cnn import variant_panels
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.report import write_report
 from blockadapt_experiments.report.reading import read
@@ -118,7 +118,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
 
 
 ABLATIONS = {
-    "optimizer.block_size=1": ("block_size", 1),
     "optimizer.eps=1e-8": ("eps", 1e-8),
     "optimizer.beta2=0.99": ("betas", (0.9, 0.99)),
     "optimizer.refresh_every=10": ("refresh_every", 10),
@@ -133,6 +132,19 @@ def test_an_ablation_reaches_the_optimizer(cifar_dir: Path, variant: str) -> Non
     name, value = ABLATIONS[variant]
     task = make(cifar_dir, "block-adam", f"variants=['{variant}']")
     assert all(group[name] == value for group in task.optimizer.param_groups)
+
+
+@pytest.mark.parametrize("size", [1, 4, 9, 16, 32])
+def test_an_ablation_of_block_sizes_cuts_every_weight_so(cifar_dir: Path, size: int) -> None:
+    """Under "auto" convolutions would stay in blocks of 9, whatever the size."""
+    variant = f"optimizer.grouping=output,optimizer.block_size={size}"
+    task = make(cifar_dir, "block-adam", "width=32", f"variants=['{variant}']")
+    assert isinstance(task.optimizer, BlockAdam)
+    rows = {row.name: row for row in plan(task.optimizer).rows}
+    for name, parameter in task.model.named_parameters():
+        if parameter.ndim > 1:
+            row = parameter[0].numel()  # the weights into one output; the last run of them may be short
+            assert rows[name].sizes == {min(size, row): math.ceil(row / size) * len(parameter)}, name
 
 
 def test_random_blocks_are_as_large_as_filters(cifar_dir: Path) -> None:
@@ -179,8 +191,8 @@ def test_the_others_are_judged_each(tmp_path: Path, soap: Sequence[float], held:
 
 def test_clipping_must_beat_both_of_its_ends(tmp_path: Path) -> None:
     errors = {"sgd": (36, 37, 38.1), "block-adam": (31, 32, 33), "block-adam-clip": (30, 31.1, 32)}
-    assert judge_clipping(summary_of(tmp_path / "1", errors)).held is True
-    assert judge_clipping(summary_of(tmp_path / "2", {**errors, "sgd": (29, 30, 31)})).held is False
+    assert judge_clipped(summary_of(tmp_path / "1", errors)).held is True
+    assert judge_clipped(summary_of(tmp_path / "2", {**errors, "sgd": (29, 30, 31)})).held is False
 
 
 def test_a_measured_end_must_beat_a_given_one_too(tmp_path: Path) -> None:

@@ -102,6 +102,15 @@ def test_all_claims_hold_where_they_should(tmp_path: Path) -> None:
     assert "GGT" not in judge_early(summary).words
 
 
+def test_adam_as_people_use_it_is_judged_too(tmp_path: Path) -> None:
+    curves = Curves(tmp_path, ["adam", "block-adam"], seeds=3)
+    curves.add("adam", 1.0, 0.008, 0.95, 0.010)
+    curves.add("block-adam", 1.2, 0.002, 0.96, 0.002)
+    summary = curves.summary()
+    assert judged(summary) == [True, True, True, True]
+    assert "Block-Adam against Adam: late oscillation of the training loss ×0.25" in judge_late(summary).words
+
+
 def test_the_opposite_of_every_claim_is_seen(tmp_path: Path) -> None:
     curves = Curves(tmp_path, ["paper-adam", "block-adam"], seeds=3)
     curves.add("paper-adam", 1.0, 0.002, 0.96, 0.002)
