@@ -249,6 +249,22 @@ def _require_no_reference(against: str | None) -> None:
 
 
 @app.command()
+def pack(
+    runs: Annotated[Path, typer.Argument(metavar="DIR", help="Where `blockadapt run` has written to.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The archive, such as records/cifar10-cnn.tar.xz.")],
+) -> None:
+    """Pack the records of an experiment into one file, without checkpoints, weights and reports.
+
+    `tar -xf FILE` gives a folder that `blockadapt report` shows as before, and that `blockadapt run` lets grow.
+    """
+    from blockadapt_experiments.commands.packing import pack
+
+    with _one_sentence():
+        packed = pack(runs, out)
+    say(Console(), f"Packed {len(packed)} files into {out}, {out.stat().st_size / 1e3:,.0f} kB.")
+
+
+@app.command()
 def plan(
     experiment: ExperimentName,
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="A block method.")] = "block-adam",
