@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from blockadapt import BlockAdam
+from blockadapt_experiments.commands.bench import blocks
 from blockadapt_experiments.commands.bench.measuring import (
     Row,
     floats_a_parameter,
@@ -72,3 +75,28 @@ def test_state_is_counted_without_counters_and_steps_are_taken_on_one_thread() -
     assert torch.get_num_threads() == before
     assert int(optimizer.state[param]["step"]) == 3
     assert floats_a_parameter(optimizer) == 6.5
+
+
+def test_the_cost_of_measuring_the_final_lr_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an open interval, whose only difference is whether α* is measured."""
+    made: list[BlockAdam] = []
+
+    def block_adam(**options: Any) -> Callable[[Any], BlockAdam]:
+        def make(params: Any) -> BlockAdam:
+            made.append(BlockAdam(params, lr=1e-4, **options))
+            return made[-1]
+
+        return make
+
+    monkeypatch.setattr(blocks, "block_adam", block_adam)
+    rows = {row.name: row for row in blocks.option_rows(2)}
+    row = rows["step, LeNet-300-100, blocks of 10: measured α* / given α*"]
+    assert row.floor == "≤ 1.02"
+    assert row.value > 0
+    given, measured = (
+        optimizer for optimizer in made if optimizer.param_groups[0]["clip"] and optimizer is not made[0]
+    )
+    assert (given.param_groups[0]["clip"].final_lr, measured.param_groups[0]["clip"].final_lr) == (1e-3, "auto")
+    assert given.param_groups[0]["block_size"] == measured.param_groups[0]["block_size"] == 10
+    for optimizer in (given, measured):  # the matrices of a closed one would be gone
+        assert all("second_moment" in state for state in optimizer.state.values())
