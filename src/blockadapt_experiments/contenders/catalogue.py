@@ -4,7 +4,7 @@
 to it.
 
 `adam`, `adamw` and `amsgrad` are torch's with torch's ε and bias correction, as people use them. `paper-adam` is Adam
-as the paper prints it: `block-adam` with blocks of one coordinate, so that only the shape of V differs.
+as the paper prints it: `block-adam` with blocks of one coordinate, and without bias correction whatever others have.
 
 A setting means the same wherever a method has it: `eps` is added to √v, `weight_decay` times x to the gradient. The
 builders name the exceptions. Methods whose decay is decoupled, x ← (1 − α λ) x, have `decoupled_weight_decay` instead.
@@ -73,7 +73,7 @@ class OptimizerSettings:
         beta1: Decay of m in the Adam family and in GGT.
         beta2: Decay of V in the Adam family.
         rms_decay: Decay of V in the RMSprop family.
-        bias_correction: Of `paper-adam` and of the block forms of Adam alike; the paper prints none.
+        bias_correction: Of the block forms of Adam; the paper prints none, and `paper-adam` has none.
         block_size: Coordinates in a block, where the grouping leaves it open.
         grouping: How the block methods cut parameters; "auto" gives each kind of layer its own rule. "random" draws the
             coordinates of each block from all of a parameter: what is left when it does not matter who shares one.
@@ -263,7 +263,8 @@ CONTENDERS: dict[str, Contender] = {
         Contender("adamw", "AdamW", "adam", "diagonal", False, 1e-3, _adamw, ADAMW, TORCH),
         Contender("amsgrad", "AMSGrad", "adam", "diagonal", False, 1e-3, _adam(amsgrad=True), TORCH_ADAM, TORCH),
         Contender(
-            "paper-adam", "Adam (paper)", "adam", "diagonal", False, 1e-3, _paper_adam, (*ADAM, "bias_correction")
+            "paper-adam", "Adam (paper)", "adam", "diagonal", False, 1e-3, _paper_adam, ADAM,
+            {"bias_correction": False},
         ),
         Contender(
             "rmsprop", "RMSprop", "rmsprop", "diagonal", False, 1e-3, _rmsprop, ("rms_decay", "eps", "weight_decay")

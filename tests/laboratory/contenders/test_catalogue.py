@@ -222,10 +222,10 @@ RULES: list[Any] = [
     pytest.param("paper-adam", {}, adam(correct=False, ams=False, eps=EPS), 1e-12, id="paper-adam"),
     pytest.param(
         "paper-adam",
-        {"bias_correction": True},
-        adam(correct=True, ams=False, eps=EPS),
+        {"bias_correction": True},  # of the block methods alone
+        adam(correct=False, ams=False, eps=EPS),
         1e-12,
-        id="paper-adam-corrected",
+        id="paper-adam-beside-corrected",
     ),
     pytest.param("rmsprop", {}, rmsprop, 1e-12, id="rmsprop"),
     pytest.param("adagrad", {}, adagrad, 1e-12, id="adagrad"),

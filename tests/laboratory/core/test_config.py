@@ -38,7 +38,6 @@ def test_every_experiment_has_settings_at_every_scale(name: str, scale: str) -> 
 def test_scales_grow(name: str) -> None:
     seeds = [len(load(get_experiment(name), scale).seeds) for scale in SCALES]
     assert seeds == sorted(seeds)
-    assert seeds[1] >= 3
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -52,8 +51,8 @@ def test_a_scale_overrides_defaults_and_nested_tables_merge() -> None:
     laptop, paper = lenet(scale="laptop"), lenet(scale="paper")
     assert laptop.epochs == 20
     assert paper.epochs == 100
-    assert laptop.optimizer == OptimizerSettings(final_lr=laptop.optimizer.final_lr)
-    assert paper.optimizer == OptimizerSettings(final_lr=laptop.optimizer.final_lr, ggt_window=200)
+    assert laptop.optimizer == OptimizerSettings(final_lr=1.0, clip_progress=1.0, bias_correction=True)
+    assert paper.optimizer == OptimizerSettings(final_lr=1.0, ggt_window=200)
 
 
 def test_changes_are_typed_and_the_last_one_wins() -> None:
@@ -258,11 +257,56 @@ def test_variants_are_different_and_can_be_folders(variants: str) -> None:
         cnn(f"variants={variants}")
 
 
+# What a reviewer accepts ---------------------------------------------------------------------------------------------
+
+
+def spacing(tune: TuneSettings) -> float:
+    """The largest factor between two learning rates of the grid."""
+    span = lr_span(tune)
+    rates = [span.value(number) or 0.0 for number in range(span.points)]
+    return max(above / below for below, above in itertools.pairwise(rates))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_at_laptop_scale_seeds_are_many_and_grids_fine(name: str) -> None:
+    experiment = get_experiment(name)
+    settings = load(experiment, "laptop")
+    assert len(settings.seeds) >= 5
+    if experiment.objective is not None:
+        assert spacing(settings.tune) <= 3
+        assert not {*settings.seeds} & {*settings.tune.seeds}
+
+
 @pytest.mark.parametrize("name", ["cifar10-cnn", "gpt-char"])
-def test_beyond_the_paper_grids_are_fine_and_seeds_many(name: str) -> None:
-    for scale in ("laptop", "paper"):
-        settings = load(get_experiment(name), scale)
-        span = lr_span(settings.tune)
-        rates = [span.value(number) or 0.0 for number in range(span.points)]
-        assert max(above / below for below, above in itertools.pairwise(rates)) <= 3
-        assert len(settings.seeds) >= 5
+def test_beyond_the_paper_that_is_so_at_full_scale_too(name: str) -> None:
+    settings = load(get_experiment(name), "paper")
+    assert spacing(settings.tune) <= 3
+    assert len(settings.seeds) >= 5
+
+
+CLIPPED = ("mnist-lenet300", "mnist-lenet5", "cifar10-densenet", "cifar100-densenet", "lm-lstm")
+PLAIN = {
+    "sgd", "paper-adam", "adam", "adamw", "adabound", "soap", "block-adam", "block-adam-clip", "block-adam-auto-clip",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*CLIPPED, "cifar10-cnn"])
+def test_at_laptop_scale_blocks_are_the_librarys_and_clips_follow_sgd(name: str) -> None:
+    settings = load(get_experiment(name), "laptop")
+    optimizer = settings.optimizer
+    assert optimizer.bias_correction
+    assert optimizer.final_lr == pytest.approx(settings.first_lr("sgd") / (1 - optimizer.momentum))
+    assert (optimizer.clip_progress, optimizer.auto_clip_progress) == (1, 1)
+    assert getattr(settings, "test_examples", 10_000) == 10_000
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_at_laptop_scale_the_paper_meets_what_people_use(name: str) -> None:
+    laptop, paper = (load(get_experiment(name), scale) for scale in ("laptop", "paper"))
+    assert {*laptop.optimizers} >= PLAIN
+    assert not paper.optimizer.bias_correction
+    if "paper-clip" in laptop.optimizers:
+        arm = laptop.arm("paper-clip")
+        assert arm.optimizer == "block-adam-clip"
+        assert arm.changes == {key: getattr(paper.optimizer, key) for key in ("final_lr", "clip_progress")}
+    assert ("paper-clip" in laptop.optimizers) == (not name.startswith("mnist"))  # where the paper does not clip

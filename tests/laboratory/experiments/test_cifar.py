@@ -183,17 +183,15 @@ def test_the_paper_decays_from_epochs_150_and_225_on() -> None:
 
 
 @pytest.mark.parametrize("name", [*DATA])
-def test_smaller_scales_are_smaller_and_nothing_else(name: str) -> None:
+def test_smaller_scales_are_smaller_and_at_laptop_scale_what_people_use(name: str) -> None:
     paper = load(get_experiment(name), "paper")
-    for scale, least in (("smoke", 2), ("laptop", 5)):
+    for scale, changed in (("smoke", set()), ("laptop", {"bias_correction", "final_lr", "clip_progress"})):
         settings = load(get_experiment(name), scale)
-        assert {*settings.optimizers} <= {*ARMS}
-        assert len(settings.optimizers) >= least
         assert settings.schedule.at == (0.5, 0.75)
         same = ("growth", "batch", "autocast", "checkpointing")
         assert all(getattr(settings, key) == getattr(paper, key) for key in same)
         ours, theirs = plain(settings.optimizer), plain(paper.optimizer)
-        assert {key for key in ours if ours[key] != theirs[key]} == {"ggt_window"}
+        assert {key for key in ours if ours[key] != theirs[key]} == {"ggt_window", *changed}
 
 
 def test_a_shorter_run_has_a_larger_gamma(cifar_dir: Path) -> None:
