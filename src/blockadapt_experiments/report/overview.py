@@ -171,8 +171,8 @@ def _lines(rows: Sequence[Contest], pictures: Sequence[Path]) -> Iterator[str]:
     yield "\n## What it stands on\n"
     for row in rows:
         made = sorted({made_with(run.environment) for run in row.summary.runs})
-        runs = f"{row.summary.finished} of {row.summary.planned} runs finished"
-        yield f"- {inline(row.name)}: {runs}; {inline('; '.join(made))}."
+        told = [f"{row.summary.finished} of {row.summary.planned} runs finished", *made]
+        yield f"- {inline(row.name)}: {inline('; '.join(told))}."
 
 
 def _cells(row: Contest, labels: Sequence[str]) -> Iterator[str]:

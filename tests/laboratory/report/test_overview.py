@@ -117,6 +117,8 @@ def test_nothing_finished_makes_a_table_and_no_picture(tmp_path: Path) -> None:
     assert write_overview([out], tmp_path) == [tmp_path / "overview.md"]
     (row,) = table(tmp_path / "overview.md")
     assert row["SGD"] == "– (0 of 2)"
+    text = (tmp_path / "overview.md").read_text(encoding="utf-8")
+    assert text.endswith("\n- cifar10-cnn, laptop scale: 0 of 2 runs finished.\n")
 
 
 MEASURES = {
