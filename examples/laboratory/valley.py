@@ -120,6 +120,7 @@ register_experiment(
         model=lambda settings: Point(0, settings.bend),
         claims=(Claim("Ours: with both weights in one block, Block-Adam comes further down than Adam.", judge),),
         objective="height",
+        measure="height",
         scales={
             "defaults": {"optimizers": ["adam", "block-adam"], "lr": {"adam": 0.05, "block-adam": 0.05}},
             "smoke": {"seeds": [0], "steps": 50, "tune": {"trials": 2, "low": 0.01, "high": 0.1}},

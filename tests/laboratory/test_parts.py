@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.contenders.own import register_optimizer
 from blockadapt_experiments.data import images
 from blockadapt_experiments.data.examples import Examples
+from blockadapt_experiments.experiments.registry import get_experiment, register_experiment
 from blockadapt_experiments.files.atomic import read_json
 from support.laboratory import COMMAND, ENVIRONMENT, finished, outcome, wait_until
 from support.parts import nothing_registered
@@ -186,6 +189,15 @@ def test_an_optimizer_that_asks_for_what_there_is_not_is_refused() -> None:
             register_optimizer("x", lr=0.1)(function)
         assert str(refusal.value).startswith(sentence)
     assert "x" not in CONTENDERS
+
+
+@pytest.mark.parametrize("change", [{"objective": "hight"}, {"measure": "hight"}, {"target": ("hight", 1.0)}])
+def test_an_experiment_of_your_own_names_metrics_that_it_has(change: dict[str, Any]) -> None:
+    parts.load_file(VALLEY)
+    valley = replace(get_experiment("valley"), name="other", **change)
+    (name,) = change
+    with pytest.raises(ValueError, match=rf"^other: `{name}` must be one of the metrics, \['height'\], got 'hight'\.$"):
+        register_experiment(valley)
 
 
 def test_images_of_your_own_are_checked_and_fit_built_in_experiments(tmp_path: Path) -> None:
