@@ -267,15 +267,6 @@ class Partition:
         return [grid[:, :full], grid[:, full:]] if short else [grid]
 
 
-def block_flops(n: int) -> int:
-    """Count the floating-point operations that update V, solve a block of n and apply its spectral function.
-
-    n = 1 has a closed form. Else 3n(n+1)/2 for V, 4n³/3 to reduce it to tridiagonal form, about 4n³ for the
-    rotations that diagonalise that, and 8n² to carry m there and back.
-    """
-    return 12 if n == 1 else round(3 * n * (n + 1) / 2 + 16 * n**3 / 3 + 8 * n * n)
-
-
 Cut = Partition | IndexGroups
 """What a grouping comes to: the blocks of one parameter, or of a whole param group."""
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
+from blockadapt.kernels.flops import block_flops as block_flops
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers import BlockAdam, BlockOptimizer
 from blockadapt.optimizers.ranks import shares
 from blockadapt.optimizers.storage import block_state_names, state_shape
 from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import Cut, Partition
-from blockadapt.partition import block_flops as block_flops
 from blockadapt.validation import require_integer
 
 _TALL = 16
@@ -138,10 +138,10 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: 
         >>> print(plan(torch.nn.Linear(784, 10)))
         parameter  shape   grouping  blocks    state     flops a step
         ─────────────────────────────────────────────────────────────
-        weight     10×784  input     784 × 10  203.9 kB  4.9 M
-        bias       10      chunk     1 × 10    308 B     6.3 k
+        weight     10×784  input     784 × 10  203.9 kB  4.7 M
+        bias       10      chunk     1 × 10    308 B     5.9 k
         ─────────────────────────────────────────────────────────────
-        total      7,850             785 × 10  204.2 kB  4.9 M
+        total      7,850             785 × 10  204.2 kB  4.7 M
     """
     if isinstance(model_or_params, BlockOptimizer):
         if options:

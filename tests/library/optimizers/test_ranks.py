@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from blockadapt import BlockAdam, SpectrumClip
 from blockadapt.kernels.cpu.compilation import COMPILING, COMPILING_UNKEPT, WAITING
+from blockadapt.kernels.flops import block_flops
 from blockadapt.optimizers.ranks import shares
 from blockadapt.optimizers.unit import units_of
-from blockadapt.partition import Partition, block_flops, partition
+from blockadapt.partition import Partition, partition
 from support import ranks_errands
 from support.contract_cases import CASES, param_bits, run, twins
 from support.processes import together

@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from blockadapt.kernels.flops import block_flops
 from blockadapt.optimizers.ranks.contract import Verdict, agreed
 from blockadapt.optimizers.ranks.messages import exchange
 from blockadapt.optimizers.ranks.rows import RowShare
 from blockadapt.optimizers.unit import Unit
-from blockadapt.partition import Partition, block_flops
+from blockadapt.partition import Partition
 from blockadapt.validation import require
 
 BUCKET_BYTES = 25 * 2**20

@@ -13,11 +13,13 @@ from torch import Tensor
 from blockadapt.kernels import Segment
 from blockadapt.kernels.cpu import step, thresholds, work
 from blockadapt.kernels.cpu.kernel import NumbaKernel
-from blockadapt.kernels.cpu.simd import reciprocal_sqrt, sqrt
+from blockadapt.kernels.cpu.simd import LANES, reciprocal_sqrt, sqrt
 from blockadapt.kernels.cpu.spectral import INVERSE_ROOT
 from blockadapt.kernels.eigh import EighKernel
+from blockadapt.kernels.flops import block_flops
 from blockadapt.spectrum import SpectralFunction
 from support.blocks import PATHS, Case, assert_close, bits, close_enough, copied, pack, step_, stepped, training
+from support.counting import Counted, counted  # noqa: F401
 from support.uncompiled import uncompiled  # noqa: F401
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -63,6 +65,14 @@ def test_uncompiled_a_block_that_does_not_converge_is_solved_by_jacobi(
     (exact,) = stepped(EighKernel(), [segment], torch.float64)
     assert by_jacobi == 19
     assert_close(after, exact, close_enough(4, dtype))
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 10, 16, 25, 64])
+def test_the_arithmetic_of_a_step_is_what_block_flops_tells(n: int) -> None:
+    """One tile of blocks after some steps: what is done to a row of lanes is done once for each block."""
+    carried_out(training(n, LANES, torch.float32))
+    assert block_flops(n) == pytest.approx(Counted.operations, rel=1 / 6)
 
 
 # ------------------------------------------------------------------------------------- blocks that do not converge
