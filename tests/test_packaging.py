@@ -119,6 +119,11 @@ def test_the_command_says_in_one_sentence_which_extra_it_needs(installed: Path, 
     assert re.fullmatch(sentence, error)
 
 
+def test_the_command_compiles_where_only_the_library_is(installed: Path, tmp_path: Path) -> None:
+    _, out, _ = run(installed / "blockadapt", "compile", folder=tmp_path)
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["float32", "float64"]
+
+
 def test_the_laboratory_in_the_wheel_has_its_files(installed: Path, tmp_path: Path) -> None:
     """With every package of this environment in reach, the installed command finds its configurations."""
     everything = Path(sysconfig.get_path("purelib"))

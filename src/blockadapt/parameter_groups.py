@@ -119,8 +119,13 @@ def param_groups(
 def _rule(module: nn.Module, name: str, param: Tensor) -> _Rule:
     if isinstance(module, _NORMS) or "bias" in name or param.ndim <= 1:
         return _Rule("chunk", is_norm_or_bias=True)
+    return _Rule("output" if stores_inputs_first(module, param) else "auto")
+
+
+def stores_inputs_first(module: nn.Module, param: Tensor) -> bool:
+    """Tell whether a weight is [in, out]: that of Hugging Face's `Conv1D`, or of a pointwise transposed convolution."""
     pointwise_transposed = isinstance(module, _ConvTransposeNd) and prod(param.shape[2:]) == 1
-    return _Rule("output" if pointwise_transposed or _is_conv1d(module) else "auto")
+    return param.ndim > 1 and (pointwise_transposed or _is_conv1d(module))
 
 
 def _is_conv1d(module: nn.Module) -> bool:

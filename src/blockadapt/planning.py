@@ -16,6 +16,7 @@ from blockadapt.optimizers import BlockAdam, BlockOptimizer
 from blockadapt.optimizers.ranks import shares
 from blockadapt.optimizers.storage import block_state_names, state_shape
 from blockadapt.optimizers.unit import Unit
+from blockadapt.parameter_groups import stores_inputs_first
 from blockadapt.partition import Cut, Partition
 from blockadapt.validation import require_integer
 
@@ -39,6 +40,7 @@ class PlanRow:
     state_bytes: int
     flops: int
     rank_bytes: tuple[int, ...] = ()
+    inputs_first: bool = False  # its module stores [in, out], as only a plan of a model knows
 
     @property
     def num_blocks(self) -> int:
@@ -54,7 +56,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an optimizer will do with each parameter; `str` gives a table, and `notes` what could be cheaper.
+    """What an optimizer will do with each parameter; `str` gives a table, and `notes` what could be better.
 
     `flops` counts a step that solves every block; it is an estimate by `block_flops`. `rank_bytes` is the memory of
     the state on each rank, where several share the blocks out. Frozen parameters take no state and no time.
@@ -99,7 +101,10 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about what could be cheaper; none if nothing stands out."""
+        """Sentences about what could be cheaper or is cut along the wrong axis; none if nothing stands out."""
+        return [*self._vocabulary(), *self._inputs_first()]
+
+    def _vocabulary(self) -> list[str]:
         words = [row for row in self.rows if len(row.shape) == 2 and row.shape[0] >= _TALL * row.shape[1]]
         words = [row for row in words if max(row.sizes, default=1) > 1]
         flops, state = sum(row.flops for row in words), sum(row.state_bytes for row in words)
@@ -109,6 +114,16 @@ class Plan:
         return [
             f"{names}: {flops / self.flops:.0%} of the arithmetic and {state / self.state_bytes:.0%} of the state. "
             f'For a vocabulary, param_groups(model, embeddings="diagonal") makes both small.'
+        ]
+
+    def _inputs_first(self) -> list[str]:
+        across = [row.name for row in self.rows if row.inputs_first and row.grouping == "input"]
+        if not across:
+            return []
+        names = across[0] if len(across) == 1 else f"{across[0]} and {len(across) - 1} more"
+        return [
+            f"{names}: stored as [in, out], so that blocks mix input neurons. "
+            f"param_groups(model) keeps each block within one, as in a Linear."
         ]
 
     def __str__(self) -> str:
@@ -159,8 +174,22 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: 
         for together in groups_of_units
         for unit, borders in zip(together, shares(together, ranks), strict=True)
     ]
-    rows = [replace(row, rank_bytes=row.rank_bytes or (row.state_bytes,) * ranks) for row in rows]
+    inputs_first = _inputs_first(model_or_params) if isinstance(model_or_params, nn.Module) else set()
+    rows = [
+        replace(row, rank_bytes=row.rank_bytes or (row.state_bytes,) * ranks, inputs_first=row.name in inputs_first)
+        for row in rows
+    ]
     return Plan(rows, sum(p.numel() for group in optimizer.param_groups for p in group["params"]), ranks)
+
+
+def _inputs_first(model: nn.Module) -> set[str]:
+    """Find the names of the weights that are [in, out]."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        for name, param in module.named_parameters(recurse=False)
+        if stores_inputs_first(module, param)
+    }
 
 
 def _row(optimizer: BlockOptimizer, unit: Unit, borders: Sequence[int] | None) -> PlanRow:

@@ -25,11 +25,15 @@ EXTRA = {
 
 
 def main() -> None:
-    """Run the command, or say how to install what it lacks.
+    """Run the command, or say how to install what it lacks. `compile` is the library's own, and lacks nothing.
 
     Raises:
         ModuleNotFoundError: A module is missing that no extra installs.
     """
+    if sys.argv[1:2] == ["compile"]:
+        from blockadapt.compile import main as compile_kernels
+
+        sys.exit(compile_kernels(sys.argv[2:]))
     try:
         from blockadapt_experiments.commands.cli import app
 

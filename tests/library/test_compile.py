@@ -59,6 +59,13 @@ def test_other_dtypes_are_refused_before_anything_is_compiled(
     assert capsys.readouterr().out == ""
 
 
+def test_the_tool_compiles_where_none_of_its_packages_is() -> None:
+    script = "import sys; sys.modules['typer'] = None; from blockadapt_experiments.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", script, "compile", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "ahead of time" in done.stdout
+
+
 def test_without_numba_the_command_fails_in_one_sentence() -> None:
     script = "import sys; sys.modules['numba'] = None; from blockadapt.compile import main; sys.exit(main([]))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -182,6 +182,21 @@ def test_a_vocabulary_that_dominates_is_told_with_the_way_out(tied: bool) -> Non
     assert cheap.state_bytes < planned.state_bytes / 2
 
 
+def test_a_weight_that_is_stored_inputs_first_is_told_with_the_way_out() -> None:
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    model = nn.Sequential(nn.Linear(12, 12), conv1d(36, 12), conv1d(12, 36), nn.ConvTranspose2d(12, 12, 1))
+    planned = plan(model)
+    assert planned.notes == [
+        "1.weight and 2 more: stored as [in, out], so that blocks mix input neurons. "
+        "param_groups(model) keeps each block within one, as in a Linear."
+    ]
+    assert str(planned).endswith(planned.notes[0])
+    assert plan(model[1]).notes[0].startswith("weight: stored as [in, out]")
+    assert plan(param_groups(model)).notes == plan(BlockAdam(param_groups(model))).notes == []
+    assert plan(model, grouping="output").notes == plan(model, grouping="chunk").notes == []
+    assert plan(nn.Sequential(nn.Linear(12, 12), nn.ConvTranspose2d(12, 12, 3))).notes == []
+
+
 def test_wide_layers_are_no_vocabulary() -> None:
     assert plan(nn.Linear(784, 300)).notes == []
 

@@ -101,7 +101,7 @@ def list_experiments(
         Console().print(display.experiments_table(contents, scales))
 
 
-@app.command("compile")
+@app.command("compile")  # for the list of commands: `__main__` does this one, also where there is no typer
 def compile_kernels() -> None:
     """Compile the CPU kernels ahead of time, so that no training waits for them."""
     from blockadapt.compile import main
