@@ -1,7 +1,7 @@
 """What MkDocs does not do by itself: pages from the repository's other files, links to them, and the API's names.
 
 Links in the Markdown are those of the repository, so that they work where it is read. Here a link that leaves `docs/`
-leads to a page made of the file that it names.
+leads to a page made of the file that it names. The build fails where the API reference is not complete.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
+from site_reference import ENTRY, faults, place
 
 PAGES = {
     "README.md": "index.md",
@@ -22,7 +24,6 @@ PAGES = {
 """Files outside `docs/` that are pages of their own, and where."""
 
 LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
-NAME = re.compile(r"^- `(blockadapt[\w.]*)`.*$", re.MULTILINE)
 LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
@@ -60,7 +61,11 @@ def _shown(root: Path, path: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn the repository's links into the site's, and names of the API into their documentation."""
+    """Turn the repository's links into the site's, and names of the API into their documentation.
+
+    Raises:
+        PluginError: A public name is not in the reference, or has no documentation.
+    """
     here = page.file.src_uri
     if here.startswith("source/"):
         return markdown
@@ -73,4 +78,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     markdown = "".join(part if part.startswith("```") else LINK.sub(moved, part) for part in parts)
-    return NAME.sub(r"::: \1", markdown) if here == "api.md" else markdown
+    if here != "api.md":
+        return markdown
+    if wrong := faults(markdown):
+        raise PluginError("\n".join(wrong))
+    return ENTRY.sub(lambda match: f"::: {place(match[1])}", markdown)

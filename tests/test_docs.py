@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from site_reference import PUBLIC_MODULES, faults, undocumented
 from torch import nn
 
 from blockadapt import plan
@@ -134,58 +133,70 @@ def test_no_placeholder_is_left(document: Path) -> None:
 
 # The API reference -------------------------------------------------------------------------------------------------
 
-PUBLIC_MODULES = ("blockadapt", "blockadapt.kernels", "blockadapt.diagnostics")
-"""Modules whose `__all__` is what we promise."""
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+PLANTED = '''
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SAID = (1, 2)
+"""Two numbers."""
+UNSAID: dict[str, int] = {}
+AGAIN = SAID
 
 
-def api_names() -> list[str]:
-    """Every name that the page of the API lists; the site puts its documentation there."""
-    return re.findall(r"^- `(blockadapt[\w.]*)`", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+def silent() -> None:
+    pass
 
 
-def found(name: str) -> Any:
-    """The object of a dotted name."""
-    module, _, attribute = name.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except AttributeError:
-        return importlib.import_module(name)
+@dataclass
+class Silent:
+    x: int
 
 
-def undocumented(name: str, thing: Any) -> Iterator[str]:
-    """The name and its public members, as far as they say nothing about themselves."""
-    if not (thing.__doc__ if inspect.isclass(thing) else inspect.getdoc(thing)):
-        yield name
-    members = vars(thing) if inspect.isclass(thing) or inspect.ismodule(thing) else {}
-    for member, value in members.items():
-        ours = isinstance(value, property) or getattr(value, "__module__", "").startswith("blockadapt")
-        if ours and not member.startswith("_") and not inspect.getdoc(getattr(thing, member)):
-            yield f"{name}.{member}"
+class Pair(NamedTuple):
+    x: int
 
 
-def test_every_public_name_is_in_the_reference_once() -> None:
-    listed = api_names()
-    assert len(listed) == len(set(listed))
-    things = {id(found(name)) for name in listed}
-    promised = [(module, name) for module in PUBLIC_MODULES for name in importlib.import_module(module).__all__]
-    assert [f"{module}.{name}" for module, name in promised if id(found(f"{module}.{name}")) not in things] == []
+class Half:
+    """Says something."""
+
+    def said(self) -> None:
+        """Something."""
+
+    def unsaid(self) -> None:
+        pass
+
+    @property
+    def quiet(self) -> int:
+        return 0
+'''
+"""What Python gives words of its own to, though nobody wrote any, and what it does not."""
 
 
-@pytest.mark.parametrize("name", api_names())
-def test_a_name_in_the_reference_is_there_and_documented(name: str) -> None:
-    assert list(undocumented(name, found(name))) == []
+def test_the_reference_has_every_public_name_once_and_each_is_documented() -> None:
+    assert faults(API) == []
 
 
-def test_what_says_nothing_about_itself_is_noticed() -> None:
-    class Silent(nn.Module):
-        def said(self) -> None:
-            """Something."""
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_a_public_name_that_the_reference_does_not_list_is_noticed(module: str) -> None:
+    name = f"{module}.{importlib.import_module(module).__all__[0]}"
+    without = re.sub(rf"^- `{re.escape(name)}`.*$", "", API, flags=re.MULTILINE)
+    assert faults(without) == [f"api.md does not list {name}, which is public."]
+    assert faults(API + f"\n- `{name}`: again") == [f"api.md lists {name} twice."]
+    assert faults(API + f"\n- `{module}.nobody`: never was") == [f"api.md lists {module}.nobody, which is not there."]
 
-        def unsaid(self) -> None:
-            pass
 
-    Silent.unsaid.__module__ = "blockadapt.somewhere"
-    assert list(undocumented("Silent", Silent)) == ["Silent", "Silent.unsaid"]
+def test_what_says_nothing_about_itself_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted.py").write_text(PLANTED, encoding="utf-8")
+    (tmp_path / "front.py").write_text("from planted import SAID, UNSAID as THERE, Half", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    silent = {name: list(undocumented(name)) for name in ("planted.silent", "planted.Silent", "planted.Pair")}
+    assert silent == {name: [name] for name in silent}
+    assert list(undocumented("planted.Half")) == ["planted.Half.unsaid", "planted.Half.quiet"]
+    constants = ["planted.SAID", "planted.UNSAID", "planted.AGAIN", "front.SAID", "front.THERE"]
+    said = [name for name in constants if not list(undocumented(name))]
+    assert said == ["planted.SAID", "front.SAID"]
 
 
 def test_the_readme_for_a_package_index_has_no_relative_link() -> None:
