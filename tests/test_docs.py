@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import re
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,11 @@ def fenced(document: Path, *languages: str) -> list[tuple[int, str]]:
     ]
 
 
+def after(document: Path, line: int, text: str) -> str:
+    """The document from the end of a fenced piece on."""
+    return "".join(document.read_text(encoding="utf-8").splitlines(keepends=True)[line - 1 + text.count("\n") :])
+
+
 def prose(document: Path) -> str:
     """The document without its fenced pieces."""
     return FENCE.sub("", document.read_text(encoding="utf-8"))
@@ -55,8 +62,9 @@ def make_targets() -> set[str]:
 
 def shell(document: Path) -> str:
     """All that a reader could type into a shell: fenced shell and code in the text."""
-    spans = re.findall(r"`([^`\n]+)`", prose(document))
-    return "\n".join([*(text for _, text in fenced(document, "sh", "bash", "shell", "console")), *spans])
+    fences = (text.replace("\\\n", " ") for _, text in fenced(document, "sh", "bash", "shell", "console"))
+    spans = (span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", prose(document)))
+    return "\n".join([*fences, *spans])
 
 
 @each_document
@@ -67,7 +75,11 @@ def test_the_python_examples_run_in_order(document: Path, tmp_path: Path, monkey
     with nothing_registered():
         for line, source in fenced(document, "python", "py"):
             code = compile("\n" * (line - 1) + source, str(document), "exec")  # so that a traceback names the line
-            exec(code, namespace)
+            printed = io.StringIO()
+            with redirect_stdout(printed):
+                exec(code, namespace)
+            shown = re.match(r"```\n+```text\n(.*?)^```$", after(document, line, source), re.MULTILINE | re.DOTALL)
+            assert shown is None or shown[1] == printed.getvalue()
 
 
 def test_the_readmes_first_example_trains_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,12 +129,68 @@ def test_the_readme_names_the_two_commands_of_a_fresh_machine() -> None:
 
 
 @each_document
-def test_every_command_of_the_tool_that_is_named_exists(document: Path) -> None:
-    cli = pytest.importorskip("blockadapt_experiments.commands.cli")
-    commands = {command.name or command.callback.__name__.replace("_", "-") for command in cli.app.registered_commands}
-    assert "demo" in commands
-    named = set(re.findall(r"^\s*(?:\$ )?blockadapt ([a-z][\w-]*)", shell(document), re.MULTILINE))
-    assert named - commands == set()
+def test_every_command_of_the_tool_is_one_that_the_laboratory_takes(
+    document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its options are read and its settings made, and nothing is run. In the text, `blockadapt run` alone is a name."""
+    pytest.importorskip("typer", reason="needs the `experiments` extra")
+    from support import typed_commands
+
+    monkeypatch.chdir(ROOT)  # a reader is in the checkout
+    names = set(re.findall(r"`blockadapt ([a-z][\w-]*)`", prose(document)))
+    assert names <= typed_commands.COMMANDS
+    for line in re.findall(r"^\s*(?:\$ )?(blockadapt [a-z].*)", shell(document), re.MULTILINE):
+        if line not in {f"blockadapt {name}" for name in names}:
+            with nothing_registered():
+                typed_commands.parse(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("blockadapt walk", "No such command"),
+        ("blockadapt run", "(?i)missing parameter"),
+        ("blockadapt run mnist-lenet300 --sclae smoke", "No such option"),
+        ("blockadapt report", "(?i)missing parameter"),
+        ("blockadapt list --settings mnist-lenet", "no experiment"),
+        ("blockadapt run mnist-lenet", "no experiment"),
+        ("blockadapt run mnist-lenet300 --scale large", "`scale` must be"),
+        ("blockadapt run mnist-lenet300 --set optimizer.blocksize=2", "blocksize"),
+        ("blockadapt plan mnist-lenet300 --set optimizer.blocksize=2", "blocksize"),
+        ("blockadapt run mnist-lenet300 --optimizers adm", "'adm'"),
+        ("blockadapt run mnist-lenet300 --arm b25=block-adam,blocksize=25", "blocksize"),
+        ("blockadapt run mnist-lenet300 --tune --tune-over beta2=0.999:0.9", "`tune_over` must be"),
+        ("blockadapt run mnist-lenet300 --tune-over beta2=0.9:0.999", "together with --tune"),
+        ("blockadapt run toy-landscape --tune", "no learning rate to tune"),
+        ("blockadapt run mnist-lenet300 --seed one", "`seed` must be"),
+        ("blockadapt run cifar10-cnn --set 'variants=[\"optimizer.blocksize=1\"]'", "blocksize"),
+    ],
+)
+def test_a_command_that_the_laboratory_would_refuse_is_noticed(line: str, wrong: str) -> None:
+    pytest.importorskip("typer", reason="needs the `experiments` extra")
+    from support import typed_commands
+
+    with pytest.raises(Exception, match=wrong):  # ValueError, or what typer has for wrong usage
+        typed_commands.parse(line)
+
+
+@each_document
+def test_every_python_program_that_is_typed_is_there(document: Path) -> None:
+    for module, path in re.findall(r"\bpython (?:-m ([\w.]+)|([\w./]+\.py))", shell(document)):
+        assert importlib.util.find_spec(module) if module else (ROOT / path).is_file()
+
+
+@each_document
+def test_every_piece_of_toml_is_settings(document: Path) -> None:
+    config = pytest.importorskip("blockadapt_experiments.core.config")
+    from blockadapt_experiments.experiments.registry import get_experiment
+
+    for _, text in fenced(document, "toml"):
+        tables = config.tomllib.loads(text)
+        assert tables.keys() <= {"defaults", *config.SCALES}
+        for table in tables.values():
+            settings = config.load(get_experiment("mnist-lenet300"), "laptop", [table])
+            assert {*table.get("arms", ())} <= {*settings.optimizers}
 
 
 @each_document
