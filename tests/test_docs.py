@@ -20,7 +20,8 @@ from support.parts import nothing_registered
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(RESULTS.glob("*.md"))]
+ASIDE = [ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+DOCUMENTS = [ROOT / "README.md", *ASIDE, *sorted((ROOT / "docs").glob("*.md")), *sorted(RESULTS.glob("*.md"))]
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -115,6 +116,12 @@ def test_the_readme_links_to_every_document() -> None:
     pages = (ROOT / "README.md", RESULTS / "README.md")  # which links to every result
     linked = {(page.parent / link.partition("#")[0]).resolve() for page in pages for link in links(page)}
     assert {path for path in DOCUMENTS[1:] if path.resolve() not in linked} == set()
+
+
+def test_the_examples_page_has_a_row_for_every_example() -> None:
+    page = ROOT / "examples" / "README.md"
+    rows = re.findall(r"^\| \[[^\]]*\]\(([^)]+)\) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(path.relative_to(page.parent).as_posix() for path in page.parent.rglob("*.py"))
 
 
 @each_document
