@@ -1,4 +1,4 @@
-"""Say before training what an optimizer will do."""
+"""Says before training what an optimizer will do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TALL = 16
 
 @dataclass(frozen=True)
 class PlanRow:
-    """What happens to one parameter, or to a group of parameters whose blocks span them.
+    """Says what happens to one parameter, or to a group of parameters whose blocks span them.
 
     Example:
         >>> plan(torch.nn.Linear(784, 10)).rows[0].sizes
@@ -42,7 +42,7 @@ class PlanRow:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """Count the blocks in all."""
         return sum(self.sizes.values())
 
     def cells(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an optimizer will do with each parameter; `str` gives a table, and `notes` what could be cheaper.
+    """Says what an optimizer will do with each parameter; `str` gives a table, and `notes` what could be cheaper.
 
     `flops` counts a step that solves every block; it is an estimate by `block_flops`. `rank_bytes` is the memory of
     the state on each rank, where several share the blocks out. Frozen parameters take no state and no time.
@@ -70,12 +70,12 @@ class Plan:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """Count the blocks in all."""
         return sum(row.num_blocks for row in self.rows)
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Number of blocks of each size. A step makes one kernel call a size."""
+        """Count the blocks of each size. A step makes one kernel call a size."""
         total: dict[int, int] = {}
         for row in self.rows:
             for n, count in row.sizes.items():
@@ -84,22 +84,22 @@ class Plan:
 
     @property
     def state_bytes(self) -> int:
-        """Memory of the optimizer state."""
+        """Count the bytes of the optimizer state."""
         return sum(row.state_bytes for row in self.rows)
 
     @property
     def rank_bytes(self) -> tuple[int, ...]:
-        """Memory of the optimizer state on each rank."""
+        """Count the bytes of the optimizer state on each rank."""
         return tuple(sum(row.rank_bytes[rank] for row in self.rows) for rank in range(self.ranks))
 
     @property
     def flops(self) -> int:
-        """Floating-point operations a step."""
+        """Count the floating-point operations of a step."""
         return sum(row.flops for row in self.rows)
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about what could be cheaper; none if nothing stands out."""
+        """Say in sentences what could be cheaper; there are none if nothing stands out."""
         words = [row for row in self.rows if len(row.shape) == 2 and row.shape[0] >= _TALL * row.shape[1]]
         words = [row for row in words if max(row.sizes, default=1) > 1]
         flops, state = sum(row.flops for row in words), sum(row.state_bytes for row in words)

@@ -1,4 +1,4 @@
-"""Blocks of 1, where V is its own eigenvalue: a diagonal method, at the price of one."""
+"""Moves blocks of 1, where V is its own eigenvalue: a diagonal method, at the price of one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from blockadapt.kernels.cpu.tile_io import fill_, locate
 
 @jit
 def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
-    """`advance` for blocks of 1, where V is its own eigenvalue: a diagonal method, at the price of one.
+    """Take the step for tiles [first, last) of blocks of 1, as `advance` does for larger ones.
 
     Tiles that are contiguous in memory, as almost all are, are run through without looking up each one's place.
     """
@@ -72,7 +72,7 @@ def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
 
 @inlined
 def step_ones_(lanes: Any, has: Any, terms: Any, sums: Any, form: Any, L: int) -> None:
-    """The step for one tile of blocks of 1: a row of lanes for each tensor that lies by block, in their order."""
+    """Take the step for one tile of blocks of 1: each tensor that lies by block has a row of lanes, in their order."""
     f = lanes.dtype.type
     zero = broadcast(f(0))
     x = load(lanes, X * L)

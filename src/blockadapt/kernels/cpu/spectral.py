@@ -1,4 +1,4 @@
-"""A spectral function's form for lanes, as a constant of compiled code.
+"""Makes a spectral function's formula for lanes a constant of compiled code.
 
 Numba takes a compiled function that is passed as an argument for an address, which cannot be kept on disk. A `Form` is
 an argument without a value: its type says which function to call, so each form gets a step compiled for it.
@@ -18,7 +18,7 @@ from blockadapt.kernels.cpu.simd import sqrt
 
 
 class Form:
-    """f(λ, lr, damping) on rows of lanes, from a plain function in the vocabulary of `simd`."""
+    """Computes f(λ, lr, damping) on rows of lanes, by a plain function in the vocabulary of `simd`."""
 
     def __init__(self, function: Callable[[Any, Any, Any], Any]) -> None:
         self.py_func = function  # where Numba's functions have it too
@@ -32,7 +32,7 @@ class _FormType(types.Type):
 
 
 def evaluate(form: Any, eigenvalue: Any, lr: Any, damping: Any) -> Any:
-    """f at these eigenvalues."""
+    """Compute f at these eigenvalues."""
     return form.py_func(eigenvalue, lr, damping)
 
 
@@ -60,7 +60,7 @@ def _evaluate(form: Any, eigenvalue: Any, lr: Any, damping: Any) -> Any:
 
 
 def inverse_root(eigenvalue: Any, lr: Any, damping: Any) -> Any:
-    """f(λ) = α / (√λ + δ), the paper's."""
+    """Compute f(λ) = α / (√λ + δ), the paper's."""
     return lr / (sqrt(eigenvalue) + damping)
 
 

@@ -1,4 +1,4 @@
-"""One step for 32 blocks at a time: out of memory into lanes, through the update, and back.
+"""Takes a step for 32 blocks at a time: out of memory into lanes, through the update, and back.
 
 For each tile, in one pass over memory:
 
@@ -58,7 +58,7 @@ from blockadapt.kernels.cpu.tile_io import (
 
 
 def worker(real: Any, form: Form = INVERSE_ROOT) -> Callable[[Any], None]:
-    """The C function that each thread runs, for one float type and spectral function."""
+    """Make the C function that each thread runs, for one float type and spectral function."""
 
     def work(data: Any) -> None:
         entries = carray(data, (ENTRIES,), np.int64)
@@ -70,7 +70,7 @@ def worker(real: Any, form: Form = INVERSE_ROOT) -> Callable[[Any], None]:
 
 @jit
 def carry_out(entries: Any, coefficients: Any, form: Any) -> None:
-    """What each thread does with a work list: take the next chunk of tiles until none is left."""
+    """Carry out a work list as one of its threads: take the next portion of tiles until none is left."""
     n, segments, most, kept = entries[ENTRY.n], entries[ENTRY.segments], entries[ENTRY.sweeps], entries[ENTRY.kept] != 0
     tables = Tables(
         tensors=carray(pointer(entries[ENTRY.tensors_at]), (segments, len(TENSORS), 4), np.int64),
@@ -155,7 +155,7 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
 
 @inlined
 def average_(n: int, s: Any, has_m: bool, L: int) -> None:
-    """g ← sign g + coupled x, m ← β₁ m + (1 − β₁) g, and y = m, or g where there is no m."""
+    """Set g ← sign g + coupled x, m ← β₁ m + (1 − β₁) g, and y = m, or g where there is no m."""
     terms = s.terms
     sign, coupled = load(terms, TERM.descent.sign * L), load(terms, TERM.descent.coupled * L)
     beta1 = load(terms, TERM.first.beta * L)
@@ -171,7 +171,7 @@ def average_(n: int, s: Any, has_m: bool, L: int) -> None:
 
 @inlined
 def move_(n: int, s: Any, finite: Any, L: int) -> None:
-    """x ← shrink x − y; NaN in lanes that are not finite."""
+    """Set x ← shrink x − y; it is NaN in lanes that are not finite."""
     unknown = broadcast(s.x.dtype.type(np.nan))
     shrink = load(s.terms, TERM.descent.shrink * L)
     for i in range(n):

@@ -1,4 +1,4 @@
-"""Where the blocks of a tile lie, and the way of their numbers into rows of lanes and back.
+"""Finds where the blocks of a tile lie, and brings their numbers into rows of lanes and back.
 
 Where a block lies is an address and byte strides, from the tables of the work list. x, the gradient and m have any
 strides: they are read row by row where blocks lie side by side, transposed where a block's own numbers do, and else
@@ -48,12 +48,12 @@ from blockadapt.kernels.cpu.tables import (
 )
 
 WITHIN = -1
-"""Said of a tile: each block's own coordinates are contiguous in memory."""
+"""`locate` says this of a tile: each block's own coordinates are contiguous in memory."""
 
 
 @inlined
 def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
-    """Addresses of each lane's block, from `block` on; a lane past the last block gets one of zeros.
+    """Find the address of each lane's block, from `block` on; a lane past the last block gets one of zeros.
 
     Returns how many lanes are contiguous in memory, and then the rest are too: all of them, or those up to the end of
     a line; WITHIN; or 0 if there is no such order. And for how many tiles from here on `move_on_` finds the next
@@ -111,14 +111,14 @@ def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
 
 @jit
 def is_dense(tensors: Any, segment: int, size: int) -> bool:
-    """Whether neighbours on the minor axis are neighbours in memory, in x, grad and m."""
+    """Say whether neighbours on the minor axis are neighbours in memory, in x, grad and m."""
     dense = tensors[segment, X, MINOR] == size and tensors[segment, GRAD, MINOR] == size
     return bool(dense and (tensors[segment, M, ADDRESS] == 0 or tensors[segment, M, MINOR] == size))
 
 
 @jit
 def is_within(n: int, tables: Any, segment: int, size: int) -> bool:
-    """Whether all n coordinates of each block are neighbours in memory, in x, grad and m."""
+    """Say whether all n coordinates of each block are neighbours in memory, in x, grad and m."""
     tensors, whole = tables.tensors, tables.extents[segment, EXTENT.length] == n
     side_by_side = whole and tensors[segment, X, ELEMENT] == size
     return bool(side_by_side and (tensors[segment, M, ADDRESS] == 0 or tensors[segment, M, ELEMENT] == size))
@@ -126,7 +126,7 @@ def is_within(n: int, tables: Any, segment: int, size: int) -> bool:
 
 @inlined
 def move_on_(tables: Any, lie: Any) -> None:
-    """The addresses of the next tile on the same line."""
+    """Move the addresses on to the next tile on the same line."""
     for role in range(STRIDED):
         stride = LANES * tables.tensors[lie.owners[0], role, MINOR]
         for lane in range(LANES):
@@ -135,7 +135,7 @@ def move_on_(tables: Any, lie: Any) -> None:
 
 @jit
 def fill_(terms: Any, coefficients: Any, owners: Any) -> None:
-    """Each lane's coefficients, from the segment that owns it."""
+    """Give each lane the coefficients of the piece that owns it."""
     for lane in range(LANES):
         for term in range(TERMS):
             terms[term * LANES + lane] = coefficients[owners[lane], term]
@@ -143,13 +143,13 @@ def fill_(terms: Any, coefficients: Any, owners: Any) -> None:
 
 @jit
 def is_full(tables: Any, lie: Any) -> bool:
-    """Whether what is kept for this tile's blocks lies as a full tile."""
+    """Say whether what is kept for this tile's blocks lies as a full tile."""
     return bool(tables.extents[lie.owners[0], EXTENT.rest] == 0)
 
 
 @jit
 def full_tile(tables: Any, role: int, count: int, tile: int, lie: Any, like: Any) -> Any:
-    """`count` rows of what is kept for a full tile, as they lie. Where nothing is kept they are not to be touched."""
+    """View `count` rows of what is kept for a full tile, as they lie. Where nothing is kept, nobody may touch them."""
     segment = lie.owners[0]
     within = tile - tables.starts[segment] // LANES
     return rows_at(tables.tensors[segment, role, ADDRESS] + within * count * LANES * like.itemsize, count, like)
@@ -157,7 +157,7 @@ def full_tile(tables: Any, role: int, count: int, tile: int, lie: Any, like: Any
 
 @jit
 def locate_kept_(tables: Any, block: int, lie: Any, size: int) -> int:
-    """Addresses of what is kept for each lane's block, in last tiles of their places; returns as `locate` does."""
+    """Find what is kept for each lane's block, in last tiles of their places; returns as `locate` does."""
     contiguous, pieces = 0, 1
     for lane in range(LANES):
         segment, inside = lie.owners[lane], lie.lengths[lane] > 0
@@ -175,7 +175,7 @@ def locate_kept_(tables: Any, block: int, lie: Any, size: int) -> int:
 
 @jit
 def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: int, spare: Any) -> None:
-    """Coordinates of each lane's block into n rows; missing ones are zero. `contiguous` is what `locate` said."""
+    """Read each lane's block into n rows; missing coordinates are zero. `contiguous` is what `locate` said."""
     L = LANES
     if contiguous == WITHIN:
         to_lanes_(where, n, rows, L)
@@ -203,7 +203,7 @@ def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: 
 
 @jit
 def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: int, spare: Any) -> None:
-    """The inverse of `fetch_`; missing coordinates are dropped."""
+    """Undo `fetch_`; missing coordinates are dropped."""
     L = LANES
     if contiguous == WITHIN:
         from_lanes_(where, n, rows, L)
@@ -228,7 +228,7 @@ def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: in
 
 @jit
 def to_lanes_(addresses: Any, count: int, rows: Any, L: int) -> None:
-    """`count` consecutive numbers of each lane into as many rows. The last square of 16 overlaps the one before."""
+    """Read `count` numbers of each lane into as many rows. The last square of 16 overlaps the one before."""
     if count < SQUARE:
         transpose_few_in(addresses, count, rows)
         return
@@ -239,7 +239,7 @@ def to_lanes_(addresses: Any, count: int, rows: Any, L: int) -> None:
 
 @jit
 def from_lanes_(addresses: Any, count: int, rows: Any, L: int) -> None:
-    """The inverse of `to_lanes_`."""
+    """Undo `to_lanes_`."""
     if count < SQUARE:
         transpose_few_out(addresses, count, rows)
         return

@@ -1,4 +1,4 @@
-"""The work list of one step: where blocks lie, as the compiled step reads it, and threads that take tiles from it."""
+"""Makes the work list of one step: where blocks lie, as the compiled step reads it. Threads take tiles from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REALS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class NumbaWorkList(WorkList):
-    """A work list with all that the threads read."""
+    """Holds all that the threads read."""
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         super().__init__(OWNER, batch, places)
@@ -87,7 +87,7 @@ class NumbaWorkList(WorkList):
         self._entries[[ENTRY.ticket, ENTRY.workers, ENTRY.by_jacobi]] = 0
 
     def _share_out_(self, threads: int) -> None:
-        """Cut the tiles into chunks, and give each of so many threads its scratch."""
+        """Cut the tiles into portions, and give each of so many threads its scratch."""
         tiles = -(-int(self._starts[-1]) // TILE)
         chunks = _chunks(tiles, threads, least=4 if self._batch.n > 1 else 512)
         workers = min(threads, len(chunks) - 1)
@@ -106,12 +106,12 @@ class NumbaWorkList(WorkList):
 
     @property
     def by_jacobi(self) -> int:
-        """How many blocks the last step solved by Jacobi's method."""
+        """Count the blocks that the last step solved by Jacobi's method."""
         return int(self._entries[ENTRY.by_jacobi])
 
 
 def _chunks(tiles: int, threads: int, least: int) -> np.ndarray:
-    """Where the chunks begin that threads take: long ones first, to run through memory, then ever shorter ones.
+    """Say where the portions begin that threads take: long ones first, to run through memory, then ever shorter ones.
 
     So all threads finish together, also where one is slower than another.
     """
@@ -122,10 +122,10 @@ def _chunks(tiles: int, threads: int, least: int) -> np.ndarray:
 
 
 def _pieces(places: Sequence[Place]) -> list[tuple[int, Extents]]:
-    """The segments of a work list: each with the number of its place.
+    """Cut places into the pieces of a work list, each with the number of its place.
 
     A kept basis lies in tiles. So the full tiles of all places come first, and the blocks that are left after them
-    share tiles. Elsewhere a segment is a whole place.
+    share tiles. Elsewhere a piece is a whole place.
     """
     pieces = [
         (i, Extents(place.x.shape[1], place.x.shape[2], 0, place.num_blocks, 0)) for i, place in enumerate(places)
@@ -144,7 +144,7 @@ def _pieces(places: Sequence[Place]) -> list[tuple[int, Extents]]:
 
 
 def _tensor_rows(place: Place, extents: Extents) -> list[tuple[int, ...]]:
-    """Where each of `TENSORS` lies. The gradient lies as x does, and its address is filled in later."""
+    """Say where each of `TENSORS` lies. The gradient lies as x does, and its address is filled in later."""
 
     def row(name: str) -> tuple[int, ...]:
         tensor: Tensor | None = place.x if name == "grad" else getattr(place, name)
@@ -162,7 +162,7 @@ def _tensor_rows(place: Place, extents: Extents) -> list[tuple[int, ...]]:
 
 
 def lanes_form(function: SpectralFunction) -> Callable[..., Any] | None:
-    """A function's form for lanes, as a plain function; None for `InverseRoot`, which is built in."""
+    """Return a function's formula for lanes, as a plain function; None for `InverseRoot`, which is built in."""
     form = None if type(function) is InverseRoot else function.lanes
     plain: Callable[..., Any] | None = getattr(form, "__func__", form)  # one written as a method has been bound
     return plain
@@ -170,7 +170,7 @@ def lanes_form(function: SpectralFunction) -> Callable[..., Any] | None:
 
 @lru_cache(maxsize=64)
 def worker_for(real: Any, form: Callable[..., Any] | None) -> Any:
-    """The compiled function that a thread runs, in its attribute `ctypes`.
+    """Compile the function that a thread runs; it is in the attribute `ctypes`.
 
     With a form of the user's it is compiled in memory, anew in each process: it is not kept on disk.
 

@@ -1,4 +1,4 @@
-"""The step of a batch as Triton kernels.
+"""Takes the step of a batch, in Triton kernels.
 
     advance     a tile of blocks a program, a block a lane, vectors as rows of scratch: V, m, eigensolve, s, x
     turn        the same under a basis that was kept: no eigensolve

@@ -1,4 +1,4 @@
-"""The launches of one step: where blocks lie, as the Triton kernels read it."""
+"""Makes the launches of one step: where blocks lie, as the Triton kernels read it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ADDRESSES = ("x", "m", "second_moment", "largest", "basis", "eigenvalues")
 _STRIDED = ("x", "m", "second_moment", "largest")
 
 INTERPRETED = not isinstance(step.advance, triton.JITFunction)
-"""Whether Triton runs kernels in Python: `TRITON_INTERPRET` was set when they were defined."""
+"""It says whether Triton runs kernels in Python: `TRITON_INTERPRET` was set when they were defined."""
 
 WARPS_PER_PROCESSOR = 16
 """A streaming multiprocessor is given so many programs of one warp. No hardware has judged this choice yet."""
@@ -34,7 +34,7 @@ SCRATCH = 1 << 27
 
 
 def launches_on(device: torch.device) -> bool:
-    """Whether Triton can launch on this device."""
+    """Say whether Triton can launch on this device."""
     return device.type == "cpu" if INTERPRETED else device.type in ("cuda", "xpu")
 
 
@@ -45,7 +45,7 @@ def sweeps_allowed(n: int) -> int:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with all that it is called with."""
+    """Holds a kernel with all that it is called with."""
 
     function: Any
     programs: int
@@ -64,7 +64,7 @@ class Launch:
 
 
 class Step(NamedTuple):
-    """The launches of blocks that are alike, and where they count themselves: `sums` is float64 [2, tiles]."""
+    """Holds the launches of blocks that are alike, and where they count themselves: `sums` is float64 [2, tiles]."""
 
     device: torch.device
     launches: list[Launch]
@@ -75,7 +75,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Launches:
-    """A step that is ready to be launched."""
+    """Holds a step that is ready to be launched."""
 
     steps: list[Step]
 
@@ -90,7 +90,7 @@ class Launches:
 
 
 class TritonWorkList(WorkList):
-    """A work list on the device: the part of its table that stays from step to step, and who owns each tile."""
+    """Holds a work list on the device: what of its table stays from step to step, and who owns each tile."""
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         super().__init__(OWNER, batch, places)
