@@ -1,8 +1,8 @@
 """Asks for what the next tile needs of memory while this tile is computed; it is noted first.
 
-It lies after this tile's in memory, almost always. It is asked for bit by bit, between pieces of arithmetic that touch
-no new memory themselves, such as the rotations of a QR sweep: all at once would fill the processor's few slots for
-lines on their way, and stall.
+It lies after this tile's in memory, almost always. It is asked for bit by bit, between stretches of arithmetic that
+touch no new memory themselves, such as the rotations of a QR sweep: all at once would fill the processor's few slots
+for lines on their way, and stall.
 """
 
 from __future__ import annotations

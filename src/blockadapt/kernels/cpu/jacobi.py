@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from blockadapt.kernels.cpu.jit import jit
-from blockadapt.kernels.cpu.thresholds import JACOBI_COUPLING, JACOBI_SWEEPS
+from blockadapt.kernels.thresholds import CPU_JACOBI_COUPLING, CPU_JACOBI_SWEEPS
 
 
 @jit
@@ -31,16 +31,16 @@ def jacobi_(n: int, matrix: Any, vectors: Any) -> int:
     for i in range(n):
         for j in range(n):
             vectors[i, j] = 1.0 if i == j else 0.0
-    for sweep in range(JACOBI_SWEEPS):
+    for sweep in range(CPU_JACOBI_SWEEPS):
         rotations = 0
         for p in range(n - 1):
             for q in range(p + 1, n):
-                if abs(matrix[p, q]) > JACOBI_COUPLING:
+                if abs(matrix[p, q]) > CPU_JACOBI_COUPLING:
                     rotate_(n, p, q, matrix, vectors)
                     rotations += 1
         if rotations == 0:
             return sweep
-    return JACOBI_SWEEPS
+    return CPU_JACOBI_SWEEPS
 
 
 @jit

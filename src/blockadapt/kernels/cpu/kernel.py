@@ -31,7 +31,7 @@ class NumbaKernel(Kernel):
     def takes(self, batch: Batch) -> bool:
         """Say yes to blocks of up to 64 whose spectral function has a formula for lanes, if Numba can be imported."""
         small = batch.n <= MAX_TILED and batch.device.type == "cpu" and batch.dtype in (torch.float32, torch.float64)
-        return small and _has_lanes_form(batch) and _work() is not None
+        return small and _has_lanes_formula(batch) and _work() is not None
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> NumbaChange:
         """See `Kernel.prepare`."""
@@ -73,5 +73,5 @@ def _work() -> Any:
         return None
 
 
-def _has_lanes_form(batch: Batch) -> bool:
+def _has_lanes_formula(batch: Batch) -> bool:
     return type(batch.function) is InverseRoot or batch.function.lanes is not None

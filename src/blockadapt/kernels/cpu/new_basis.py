@@ -31,7 +31,7 @@ from blockadapt.kernels.cpu.tridiagonal import apply_reflections_, reflect_basis
 
 @inlined
 def step_in_new_basis_(
-    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, form: Any, noted: int, L: int
+    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, formula: Any, noted: int, L: int
 ) -> Any:
     """Update V, solve it, set y ← U s(Λ) Uᵀ y, and keep U and Λ where they are kept.
 
@@ -52,7 +52,7 @@ def step_in_new_basis_(
             store(eigenvalues, i * L, select(finite, value, unknown))
     if has[LARGEST] != 0:
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, solved, L)
-    effective_(n, s.d, s.y, s.terms, s.sums, form, L)
+    effective_(n, s.d, s.y, s.terms, s.sums, formula, L)
     if has[BASIS] != 0:
         form_rotations_(n, s.columns, s.log, s.ends, sweeps, L)
         reverse_(n, s.columns, reversed_, n, L)
@@ -123,7 +123,7 @@ def solve_(n: int, s: Any, most: int, noted: int, L: int) -> Any:
 
 
 @jit
-def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has: Any, form: Any, L: int) -> None:
+def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has: Any, formula: Any, L: int) -> None:
     """Do what `step_in_new_basis_` does for one lane, whose V is updated already. The other lanes keep their y."""
     f = s.a.dtype.type
     scale = unpack_(n, array_at(s.lie.where[V, lane], n * (n + 1) // 2, s.a), s.matrix)
@@ -142,7 +142,7 @@ def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has
         s.q[lane] = f(1)
         this = load(s.q, 0) == broadcast(f(1))
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, this, L)
-    effective_(n, s.d, s.e, s.terms, s.aside, form, L)
+    effective_(n, s.d, s.e, s.terms, s.aside, formula, L)
     for i in range(lane, s.sums.size, L):
         s.sums[i] = s.aside[i]
     for i in range(n):

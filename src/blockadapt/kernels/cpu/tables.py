@@ -1,9 +1,9 @@
 """Defines each table that the compiled step reads of a work list.
 
-    tensors        [segments, TENSORS, 4]   where each tensor lies: address, byte strides of [major, minor, element]
-    extents        [segments, 5]            which blocks and how many coordinates lie there
-    coefficients   [segments, TERMS]        the step's numbers, in the order of `contract.TERMS`
-    starts         [segments + 1]           the number of each segment's first block
+    tensors        [pieces, TENSORS, 4]     where each tensor lies: address, byte strides of [major, minor, element]
+    extents        [pieces, 5]              which blocks and how many coordinates lie there
+    coefficients   [pieces, TERMS]          the step's numbers, in the order of `contract.TERMS`
+    starts         [pieces + 1]             the number of each piece's first block
     sums           [2, counted]             float64: Σ f(λ) y² and Σ y² of each tile, where someone measures
     entries        [ENTRIES]                all else, and the addresses of the others
 
@@ -55,8 +55,8 @@ class Entries(NamedTuple):
     by_jacobi: int
     """For so many blocks QR sweeps did not suffice."""
     n: int
-    segments: int
-    chunks: int
+    pieces: int
+    portions: int
     sweeps: int
     """Each block is allowed so many QR sweeps."""
     kept: int
@@ -67,7 +67,7 @@ class Entries(NamedTuple):
     extents_at: int
     coefficients_at: int
     starts_at: int
-    chunks_at: int
+    portions_at: int
     """Here lie the numbers of the tiles at which portions begin, and past the last one end."""
     scratch_at: int
     counted: int

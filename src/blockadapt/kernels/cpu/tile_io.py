@@ -19,12 +19,12 @@ from blockadapt.kernels.cpu.simd import (
     broadcast,
     gather,
     load,
-    load_part,
+    load_lanes,
     load_row,
     rows_at,
     scatter,
     store,
-    store_part,
+    store_lanes,
     store_row,
     transpose_few_in,
     transpose_few_out,
@@ -56,72 +56,72 @@ def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
     """Find the address of each lane's block, from `block` on; a lane past the last block gets one of zeros.
 
     Returns how many lanes are contiguous in memory, and then the rest are too: all of them, or those up to the end of
-    a line; WITHIN; or 0 if there is no such order. And for how many tiles from here on `move_on_` finds the next
+    a line; WITHIN; or 0 if they are scattered. And for how many tiles from here on `move_on_` finds the next
     addresses.
     """
     tensors, extents, starts = tables.tensors, tables.extents, tables.starts
-    segment = np.searchsorted(starts, block, side="right") - 1
-    within, minors = block - starts[segment] + extents[segment, EXTENT.first], extents[segment, EXTENT.minors]
+    piece = np.searchsorted(starts, block, side="right") - 1
+    within, minors = block - starts[piece] + extents[piece, EXTENT.first], extents[piece, EXTENT.minors]
     major = within // minors
     minor = within - major * minors
-    if minor + LANES <= minors:  # a tile within one line of one segment: almost all are
+    if minor + LANES <= minors:  # a tile within one line of one piece: almost all are
         for role in range(STRIDED):
-            stride = tensors[segment, role, MINOR]
-            address = tensors[segment, role, ADDRESS] + major * tensors[segment, role, MAJOR] + minor * stride
+            stride = tensors[piece, role, MINOR]
+            address = tensors[piece, role, ADDRESS] + major * tensors[piece, role, MAJOR] + minor * stride
             for lane in range(LANES):
                 lie.where[role, lane] = address
                 address += stride
         for lane in range(LANES):
-            lie.lengths[lane] = extents[segment, EXTENT.length]
-            lie.owners[lane] = segment
+            lie.lengths[lane] = extents[piece, EXTENT.length]
+            lie.owners[lane] = piece
             for role in range(COORDINATES):
-                lie.steps[role, lane] = tensors[segment, role, ELEMENT]
-        order = LANES if is_dense(tensors, segment, lie.blank.itemsize) else 0
-        if order == 0 and is_within(n, tables, segment, lie.blank.itemsize):
-            order = WITHIN
-        return order, (minors - minor) // LANES
-    contiguous, pieces, all_within = 0, 1, True
+                lie.steps[role, lane] = tensors[piece, role, ELEMENT]
+        contiguous = LANES if is_dense(tensors, piece, lie.blank.itemsize) else 0
+        if contiguous == 0 and is_within(n, tables, piece, lie.blank.itemsize):
+            contiguous = WITHIN
+        return contiguous, (minors - minor) // LANES
+    contiguous, stretches, all_within = 0, 1, True
     for lane in range(LANES):
-        inside = block + lane < starts[segment] + extents[segment, EXTENT.blocks]
+        inside = block + lane < starts[piece] + extents[piece, EXTENT.blocks]
         if lane > 0 and ((inside and minor == 0) or inside != (lie.lengths[lane - 1] > 0)):
-            contiguous, pieces = lane, pieces + 1
-        if not is_dense(tensors, segment, lie.blank.itemsize):
-            pieces = LANES
-        all_within = all_within and inside and is_within(n, tables, segment, lie.blank.itemsize)
+            contiguous, stretches = lane, stretches + 1
+        if not is_dense(tensors, piece, lie.blank.itemsize):
+            stretches = LANES
+        all_within = all_within and inside and is_within(n, tables, piece, lie.blank.itemsize)
         for role in range(STRIDED):
-            address = tensors[segment, role, ADDRESS]
-            address += major * tensors[segment, role, MAJOR] + minor * tensors[segment, role, MINOR]
+            address = tensors[piece, role, ADDRESS]
+            address += major * tensors[piece, role, MAJOR] + minor * tensors[piece, role, MINOR]
             lie.where[role, lane] = address if inside else lie.blank.ctypes.data
         for role in range(COORDINATES):
-            lie.steps[role, lane] = tensors[segment, role, ELEMENT]
-        lie.lengths[lane] = extents[segment, EXTENT.length] if inside else 0
-        lie.owners[lane] = segment
+            lie.steps[role, lane] = tensors[piece, role, ELEMENT]
+        lie.lengths[lane] = extents[piece, EXTENT.length] if inside else 0
+        lie.owners[lane] = piece
         minor += 1
-        if minor == extents[segment, EXTENT.minors]:
+        if minor == extents[piece, EXTENT.minors]:
             minor = 0
             major += 1
-        if block + lane + 1 == starts[segment + 1] and segment + 2 < starts.size:
-            segment += 1
-            major = extents[segment, EXTENT.first] // extents[segment, EXTENT.minors]
-            minor = extents[segment, EXTENT.first] - major * extents[segment, EXTENT.minors]
-    if pieces == 2:
+        if block + lane + 1 == starts[piece + 1] and piece + 2 < starts.size:
+            piece += 1
+            major = extents[piece, EXTENT.first] // extents[piece, EXTENT.minors]
+            minor = extents[piece, EXTENT.first] - major * extents[piece, EXTENT.minors]
+    if stretches == 2:
         return contiguous, 1
     return WITHIN if all_within else 0, 1
 
 
 @jit
-def is_dense(tensors: Any, segment: int, size: int) -> bool:
+def is_dense(tensors: Any, piece: int, size: int) -> bool:
     """Say whether neighbours on the minor axis are neighbours in memory, in x, grad and m."""
-    dense = tensors[segment, X, MINOR] == size and tensors[segment, GRAD, MINOR] == size
-    return bool(dense and (tensors[segment, M, ADDRESS] == 0 or tensors[segment, M, MINOR] == size))
+    dense = tensors[piece, X, MINOR] == size and tensors[piece, GRAD, MINOR] == size
+    return bool(dense and (tensors[piece, M, ADDRESS] == 0 or tensors[piece, M, MINOR] == size))
 
 
 @jit
-def is_within(n: int, tables: Any, segment: int, size: int) -> bool:
+def is_within(n: int, tables: Any, piece: int, size: int) -> bool:
     """Say whether all n coordinates of each block are neighbours in memory, in x, grad and m."""
-    tensors, whole = tables.tensors, tables.extents[segment, EXTENT.length] == n
-    side_by_side = whole and tensors[segment, X, ELEMENT] == size
-    return bool(side_by_side and (tensors[segment, M, ADDRESS] == 0 or tensors[segment, M, ELEMENT] == size))
+    tensors, whole = tables.tensors, tables.extents[piece, EXTENT.length] == n
+    side_by_side = whole and tensors[piece, X, ELEMENT] == size
+    return bool(side_by_side and (tensors[piece, M, ADDRESS] == 0 or tensors[piece, M, ELEMENT] == size))
 
 
 @inlined
@@ -150,27 +150,27 @@ def is_full(tables: Any, lie: Any) -> bool:
 @jit
 def full_tile(tables: Any, role: int, count: int, tile: int, lie: Any, like: Any) -> Any:
     """View `count` rows of what is kept for a full tile, as they lie. Where nothing is kept, nobody may touch them."""
-    segment = lie.owners[0]
-    within = tile - tables.starts[segment] // LANES
-    return rows_at(tables.tensors[segment, role, ADDRESS] + within * count * LANES * like.itemsize, count, like)
+    piece = lie.owners[0]
+    within = tile - tables.starts[piece] // LANES
+    return rows_at(tables.tensors[piece, role, ADDRESS] + within * count * LANES * like.itemsize, count, like)
 
 
 @jit
 def locate_kept_(tables: Any, block: int, lie: Any, size: int) -> int:
     """Find what is kept for each lane's block, in last tiles of their places; returns as `locate` does."""
-    contiguous, pieces = 0, 1
+    contiguous, stretches = 0, 1
     for lane in range(LANES):
-        segment, inside = lie.owners[lane], lie.lengths[lane] > 0
-        if lane > 0 and (segment != lie.owners[lane - 1] or inside != (lie.lengths[lane - 1] > 0)):
-            contiguous, pieces = lane, pieces + 1
-        offset = (block + lane - tables.starts[segment]) * size
+        piece, inside = lie.owners[lane], lie.lengths[lane] > 0
+        if lane > 0 and (piece != lie.owners[lane - 1] or inside != (lie.lengths[lane - 1] > 0)):
+            contiguous, stretches = lane, stretches + 1
+        offset = (block + lane - tables.starts[piece]) * size
         for role in range(BASIS, EIGENVALUES + 1):
-            lie.where[role, lane] = tables.tensors[segment, role, ADDRESS] + offset
-            lie.steps[role, lane] = tables.extents[segment, EXTENT.rest] * size
+            lie.where[role, lane] = tables.tensors[piece, role, ADDRESS] + offset
+            lie.steps[role, lane] = tables.extents[piece, EXTENT.rest] * size
         lie.kept[lane] = LANES * LANES * LANES if inside else 0  # rows that are there: all
-    if pieces == 1:
+    if stretches == 1:
         return LANES
-    return contiguous if pieces == 2 else 0
+    return contiguous if stretches == 2 else 0
 
 
 @jit
@@ -187,10 +187,10 @@ def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: 
         elif contiguous > 0:
             row = zero
             if i < lengths[0]:
-                row = load_part(where[0] + i * steps[0], 0, contiguous, row)
+                row = load_lanes(where[0] + i * steps[0], 0, contiguous, row)
             if i < lengths[contiguous]:
                 start = where[contiguous] + i * steps[contiguous] - contiguous * rows.itemsize
-                row = load_part(start, contiguous, L, row)
+                row = load_lanes(start, contiguous, L, row)
             store(rows, i * L, row)
         else:
             for lane in range(L):
@@ -215,10 +215,10 @@ def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: in
         elif contiguous > 0:
             row = load(rows, i * L)
             if i < lengths[0]:
-                store_part(where[0] + i * steps[0], 0, contiguous, row)
+                store_lanes(where[0] + i * steps[0], 0, contiguous, row)
             if i < lengths[contiguous]:
                 start = where[contiguous] + i * steps[contiguous] - contiguous * rows.itemsize
-                store_part(start, contiguous, L, row)
+                store_lanes(start, contiguous, L, row)
         else:
             for lane in range(L):
                 inside = i < lengths[lane]

@@ -18,13 +18,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blockadapt.kernels.thresholds import FLOAT32, FLOAT64
+from blockadapt.kernels.thresholds import FLOAT32, FLOAT64, GPU_APART
 
 ROUNDOFF32, ROUNDOFF64 = tl.constexpr(FLOAT32.roundoff), tl.constexpr(FLOAT64.roundoff)
 COLUMN32, COLUMN64 = tl.constexpr(FLOAT32.column), tl.constexpr(FLOAT64.column)
 COUPLING32, COUPLING64 = tl.constexpr(FLOAT32.coupling), tl.constexpr(FLOAT64.coupling)
 BULGE32, BULGE64 = tl.constexpr(FLOAT32.bulge), tl.constexpr(FLOAT64.bulge)
 END, LOPSIDED = tl.constexpr(FLOAT32.end), tl.constexpr(FLOAT32.lopsided)
+APART = tl.constexpr(GPU_APART)
 
 
 @triton.jit
@@ -199,7 +200,7 @@ def diagonalise_(n, d, e, y, log, most, LANES: tl.constexpr, REAL: tl.constexpr)
         here, y_here = tl.load(d), tl.load(y)
         g, c, s, p = here - shift, one, one, zero
         above = zero
-        floor = zero + 1e3  # there is no e before the first row
+        floor = zero + APART  # there is no e before the first row
         corner_off, corner_above, corner, last = zero, zero, zero, none
         for i in range(hi):
             off = tl.load(e + i * LANES)
@@ -236,7 +237,7 @@ def diagonalise_(n, d, e, y, log, most, LANES: tl.constexpr, REAL: tl.constexpr)
             c = tl.where(apart, one, c)
             g = tl.where(apart, below - shift, g)
             p = tl.where(apart, zero, p)
-            floor = tl.where(apart, zero + 1e3, zero + least)  # what was zero stays so
+            floor = tl.where(apart, zero + APART, zero + least)  # what was zero stays so
             above = diagonal
             here = below
         diagonal = here - p

@@ -16,7 +16,13 @@ import triton.language as tl
 from blockadapt.kernels.contract import TERMS
 from blockadapt.kernels.gpu import eigensolver as solver
 from blockadapt.kernels.layout import TILE as _TILE
-from blockadapt.kernels.thresholds import FLOAT32, FLOAT64
+from blockadapt.kernels.thresholds import (
+    FLOAT32,
+    FLOAT64,
+    GPU_JACOBI_COUPLING,
+    GPU_JACOBI_ROUNDOFF,
+    GPU_JACOBI_SWEEPS,
+)
 
 COLUMNS = (
     "x", "m", "second_moment", "largest", "basis", "eigenvalues",
@@ -44,6 +50,8 @@ LR, CORRECTION, DAMPING, LOWER, UPPER, RESOLUTION = (
 )
 ENTRY32, ENTRY64 = tl.constexpr(FLOAT32.entry), tl.constexpr(FLOAT64.entry)
 LEAST32, LEAST64 = tl.constexpr(FLOAT32.least_normal), tl.constexpr(FLOAT64.least_normal)
+ROUNDOFF, COUPLING = tl.constexpr(GPU_JACOBI_ROUNDOFF), tl.constexpr(GPU_JACOBI_COUPLING)
+SWEEPS = tl.constexpr(GPU_JACOBI_SWEEPS)
 
 
 @triton.jit
@@ -393,7 +401,7 @@ def redo(
         U = tl.where(i == j, 1.0, 0.0).to(tl.float64)
         sweeps = 0
         rotated = 1
-        while (rotated > 0) & (sweeps < 40):
+        while (rotated > 0) & (sweeps < SWEEPS):
             sweeps += 1
             rotated = 0
             for round in range(EVEN - 1):
@@ -405,7 +413,7 @@ def redo(
                 off = tl.sum(tl.where(j == partner[:, None], A, 0.0), 1)
                 off = tl.where(first, off, tl.gather(off, partner, 0))  # one angle for both
                 d_partner = tl.gather(d, partner, 0)
-                done = (tl.abs(off) <= 1e-16 * tl.sqrt(tl.abs(d * d_partner)) + 1e-20) | (partner == index)
+                done = (tl.abs(off) <= ROUNDOFF * tl.sqrt(tl.abs(d * d_partner)) + COUPLING) | (partner == index)
                 rotated += tl.max(1 - done.to(tl.int32), 0)
                 slope = tl.where(first, d_partner - d, d - d_partner) * 0.5 / tl.where(done, 1.0, off)
                 root = tl.sqrt(slope * slope + 1)

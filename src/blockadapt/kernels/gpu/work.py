@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Place, Segment, Tally
 from blockadapt.kernels.gpu import step
+from blockadapt.kernels.thresholds import GPU_MORE_SWEEPS, GPU_SWEEPS
 from blockadapt.kernels.transfer import is_capturing, sent, term_table
 from blockadapt.kernels.work_lists import WorkList
 
@@ -39,8 +40,8 @@ def launches_on(device: torch.device) -> bool:
 
 
 def sweeps_allowed(n: int) -> int:
-    """Say for how many QR sweeps the log has room: a third more than the most that was seen in any tile."""
-    return 2 * n + 6
+    """Say for how many QR sweeps the log has room; see `kernels.thresholds`."""
+    return GPU_SWEEPS * n + GPU_MORE_SWEEPS
 
 
 @dataclass(frozen=True)

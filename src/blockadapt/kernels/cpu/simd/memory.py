@@ -68,7 +68,7 @@ def store_row(address: int, lanes: Any) -> None:
     scatter([address + lane * lanes.itemsize for lane in range(lanes.size)], 0, lanes)
 
 
-def load_part(address: int, first: int, last: int, others: Any) -> Any:
+def load_lanes(address: int, first: int, last: int, others: Any) -> Any:
     """Read lanes [first, last) of a row at an address, the other lanes from `others`; nothing else there is read."""
     row = others.copy()
     for lane in range(first, last):
@@ -76,7 +76,7 @@ def load_part(address: int, first: int, last: int, others: Any) -> Any:
     return row
 
 
-def store_part(address: int, first: int, last: int, lanes: Any) -> None:
+def store_lanes(address: int, first: int, last: int, lanes: Any) -> None:
     """Write lanes [first, last) of a row to an address; nothing else there is written."""
     for lane in range(first, last):
         _at(address + lane * lanes.itemsize, lanes).value = lanes[lane]
@@ -152,18 +152,18 @@ def _store_row(context: Any, builder: Any, sig: Any, args: Any) -> None:
     store_vector(builder, args[1], builder.inttoptr(args[0], args[1].type.as_pointer()))
 
 
-_PART = (types.Integer, types.Integer, types.Integer, Lanes)
+_SOME_LANES = (types.Integer, types.Integer, types.Integer, Lanes)
 
 
-@defines(load_part, *_PART, returns=lambda address, first, last, others: others)
-def _load_part(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+@defines(load_lanes, *_SOME_LANES, returns=lambda address, first, last, others: others)
+def _load_lanes(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     address, first, last, others = args
     place = builder.inttoptr(address, others.type.as_pointer())
     return load_vector(builder, place, _between(builder, first, last), others)
 
 
-@defines(store_part, *_PART, returns=lambda address, first, last, lanes: types.void)
-def _store_part(context: Any, builder: Any, sig: Any, args: Any) -> None:
+@defines(store_lanes, *_SOME_LANES, returns=lambda address, first, last, lanes: types.void)
+def _store_lanes(context: Any, builder: Any, sig: Any, args: Any) -> None:
     address, first, last, row = args
     store_vector(builder, row, builder.inttoptr(address, row.type.as_pointer()), _between(builder, first, last))
 
