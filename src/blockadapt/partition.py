@@ -31,7 +31,7 @@ from blockadapt.validation import Described, require, require_choice, require_in
 MAX_BLOCK = 4096
 """No block is larger: its V alone takes 32 MiB in float32, and LAPACK some ten seconds."""
 
-MAX_KERNEL = 64
+MAX_FILTER = 64
 """A convolution's filter with more coordinates than this is cut into runs of `block_size`."""
 
 NAMED_GROUPINGS = ("auto", "input", "output", "filter", "chunk", "tensor", "joint", "diagonal")
@@ -287,7 +287,7 @@ def resolve(grouping: str, shape: Sequence[int]) -> str:
     if len(shape) == 0:
         return "diagonal"
     if len(shape) == 1:
-        return "chunk"  # a bias or a norm's scale has no rows, columns or kernels to follow
+        return "chunk"  # a bias or a norm's scale has no rows, columns or filters to follow
     if grouping == "auto":
         return "filter" if math.prod(shape[2:]) > 1 else "input"
     return grouping
@@ -308,8 +308,8 @@ def partition(shape: tuple[int, ...], grouping: str, block_size: int) -> Partiti
         columns = math.prod(shape[1:])
         return cut((shape[0],), columns, min(block_size, columns))
     if name == "filter":
-        kernel = math.prod(shape[2:])
-        return cut(tuple(shape[:2]), kernel, kernel if kernel <= MAX_KERNEL else min(block_size, kernel))
+        columns = math.prod(shape[2:])
+        return cut(tuple(shape[:2]), columns, columns if columns <= MAX_FILTER else min(block_size, columns))
     n = {"chunk": min(block_size, numel), "tensor": numel, "diagonal": 1}[name]
     return cut((1,), numel, n)
 
@@ -320,11 +320,14 @@ def joint(total: int) -> IndexGroups:
     return IndexGroups([range(total)] if total else [])
 
 
-def index_groups(grouping: Grouping, params: Sequence[Tensor]) -> IndexGroups | None:
-    """Return the explicit blocks of a param group whose blocks may span parameters, else None."""
-    if isinstance(grouping, IndexGroups):
-        return grouping
-    return joint(sum(param.numel() for param in params)) if grouping == "joint" else None
+def spans(grouping: Any) -> bool:
+    """Say whether blocks of this grouping may hold coordinates of several parameters."""
+    return isinstance(grouping, IndexGroups) or grouping == "joint"
+
+
+def index_groups(grouping: Grouping, params: Sequence[Tensor]) -> IndexGroups:
+    """Return the explicit blocks of a param group whose grouping `spans` its parameters."""
+    return grouping if isinstance(grouping, IndexGroups) else joint(sum(param.numel() for param in params))
 
 
 def require_grouping(owner: str, grouping: Any, block_size: Any, params: Sequence[Tensor]) -> None:

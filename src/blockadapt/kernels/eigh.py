@@ -147,13 +147,13 @@ class _Basis:
         if n == 1:
             return None
         kept = [by_block(p.basis, n, p.num_blocks) for p in _kept_places(segments) if p.basis is not None]
-        fresh = unpack(_part(V, segments, fresh=True), n)
+        fresh = unpack(_picked(V, segments, fresh=True), n)
         found = _eigh(fresh) if len(fresh) else (V.new_empty(0, n), fresh)
         return cls(segments, *found, torch.cat([V.new_empty(0, reflections_length(n)), *kept]))
 
     def turn(self, vectors: Tensor, back: bool = False) -> Tensor:
         """Compute Uᵀ times vectors [num_blocks, n], or U times them on the way back."""
-        fresh, kept = (_part(vectors, self.segments, fresh).unsqueeze(-1) for fresh in (True, False))
+        fresh, kept = (_picked(vectors, self.segments, fresh).unsqueeze(-1) for fresh in (True, False))
         fresh = (self.U if back else self.U.mT) @ fresh
         if len(kept):
             kept = turned(self.kept, kept, back)
@@ -161,7 +161,7 @@ class _Basis:
 
     def eigenvalues(self, g: Tensor, decay: Tensor, weight: Tensor) -> Tensor:
         """Compute Λ [num_blocks, n]. A kept basis does not turn, so Λ = diag(Uᵀ V U) follows V: λ ← d λ + w (Uᵀ g)²."""
-        g, decay, weight = (_part(t, self.segments, fresh=False) for t in (g, decay, weight))
+        g, decay, weight = (_picked(t, self.segments, fresh=False) for t in (g, decay, weight))
         if not len(g):
             return self.found
         places = _kept_places(self.segments)
@@ -183,7 +183,7 @@ def _kept_places(segments: Sequence[Segment]) -> list[Place]:
     return [segment.place for segment in segments if not segment.refresh]
 
 
-def _part(rows: Tensor, segments: Sequence[Segment], fresh: bool) -> Tensor:
+def _picked(rows: Tensor, segments: Sequence[Segment], fresh: bool) -> Tensor:
     """Pick of rows [num_blocks, …] those of segments that find U anew, or of the others."""
     if all(segment.refresh is fresh for segment in segments):
         return rows
@@ -192,7 +192,7 @@ def _part(rows: Tensor, segments: Sequence[Segment], fresh: bool) -> Tensor:
 
 
 def _joined(fresh: Tensor, others: Tensor, segments: Sequence[Segment]) -> Tensor:
-    """Undo `_part`."""
+    """Undo `_picked`."""
     if all(segment.refresh for segment in segments):
         return fresh
     parts = {
@@ -240,6 +240,6 @@ def _solve_again_(V: Tensor, eigenvalues: Tensor, basis: Tensor) -> None:
 
 def _amsgrad(eigenvalues: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     """Compute Σ̂ ← max(Σ̂, Σ) with both ascending; returns Σ̂ in the order of `eigenvalues`, and ascending."""
-    ascending, order = eigenvalues.sort(dim=-1)
+    ascending, positions = eigenvalues.sort(dim=-1)
     largest = torch.maximum(largest, ascending)
-    return torch.empty_like(largest).scatter_(-1, order, largest), largest
+    return torch.empty_like(largest).scatter_(-1, positions, largest), largest
