@@ -41,7 +41,7 @@ def exact_ratio(left, right):
 
 
 @triton.jit
-def reduce_(n, a, u, q, h, d, e, y, LANES: tl.constexpr, REAL: tl.constexpr):
+def tridiagonalise_(n, a, u, q, h, d, e, y, LANES: tl.constexpr, REAL: tl.constexpr):
     """Make T = Hᵀ A H and y ← Hᵀ y, for entries of at most about 1. The reflections I − u uᵀ/h stay in a's columns.
 
     Columns whose squares sum to no more than `least` are taken for tridiagonal: 1/h must not overflow.
@@ -101,7 +101,7 @@ def reduce_(n, a, u, q, h, d, e, y, LANES: tl.constexpr, REAL: tl.constexpr):
 
 
 @triton.jit
-def unreduce_(n, a, h, y, LANES: tl.constexpr):
+def apply_reflections_(n, a, h, y, LANES: tl.constexpr):
     """Take y back through the reflections: y ← H y."""
     for back in range(n - 2):
         k = n - 3 - back
@@ -115,7 +115,7 @@ def unreduce_(n, a, h, y, LANES: tl.constexpr):
 
 
 @triton.jit
-def ascends(n, d, e, LANES: tl.constexpr, REAL: tl.constexpr):
+def small_end_first(n, d, e, LANES: tl.constexpr, REAL: tl.constexpr):
     """Say where T has its small end on top: sweeps run from the large end to the small one."""
     noise: tl.constexpr = ROUNDOFF32 if REAL == tl.float32 else ROUNDOFF64
     top, bottom = tl.load(d), tl.load(d)
@@ -138,7 +138,7 @@ def reverse_(n, rows, mask, LANES: tl.constexpr):
 
 
 @triton.jit
-def rotate_(a, d, y, log, LANES: tl.constexpr, REAL: tl.constexpr):
+def diagonalise_2x2_(a, d, y, log, LANES: tl.constexpr, REAL: tl.constexpr):
     """Make Λ = Rᵀ A R and y ← Rᵀ y for blocks of 2 by one Jacobi rotation, logged as a sweep.
 
     It is done in float64: there is little to compute, and float32 loses half the digits of the smaller eigenvalue.
@@ -255,7 +255,7 @@ def diagonalise_(n, d, e, y, log, most, LANES: tl.constexpr, REAL: tl.constexpr)
 
 
 @triton.jit
-def undiagonalise_(n, y, log, sweeps, LANES: tl.constexpr):
+def apply_rotations_(n, y, log, sweeps, LANES: tl.constexpr):
     """Take y back through the log: y ← R y."""
     for back in range(sweeps):
         at = log + (sweeps - 1 - back) * ((2 * n - 1) * LANES)

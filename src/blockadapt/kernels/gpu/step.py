@@ -232,16 +232,16 @@ def advance(
             tl.store(y + i * LANES, tl.where(finite, tl.load(y + i * LANES), zero))
 
         solved = finite
-        ascending = zero != 0
+        reversed_ = zero != 0
         sweeps = 1
         if PAIR:
-            solver.rotate_(a, d, y, log, LANES, REAL)
+            solver.diagonalise_2x2_(a, d, y, log, LANES, REAL)
         else:
-            solver.reduce_(n, a, u, q, h, d, e, y, LANES, REAL)
-            ascending = solver.ascends(n, d, e, LANES, REAL)
-            solver.reverse_(n, d, ascending, LANES)
-            solver.reverse_(n - 1, e, ascending, LANES)
-            solver.reverse_(n, y, ascending, LANES)
+            solver.tridiagonalise_(n, a, u, q, h, d, e, y, LANES, REAL)
+            reversed_ = solver.small_end_first(n, d, e, LANES, REAL)
+            solver.reverse_(n, d, reversed_, LANES)
+            solver.reverse_(n - 1, e, reversed_, LANES)
+            solver.reverse_(n, y, reversed_, LANES)
             sweeps, converged = solver.diagonalise_(n, d, e, y, log, most, LANES, REAL)
             solved = finite & converged
 
@@ -270,9 +270,9 @@ def advance(
             lost = tl.where(finite, 0.0, float("nan")).to(tl.float64)
             tally_(sums, tile, tiles, tl.where(solved, along, lost), tl.where(solved, square, lost))
 
-        solver.undiagonalise_(n, y, log, sweeps, LANES)
-        solver.reverse_(n, y, ascending, LANES)
-        solver.unreduce_(n, a, h, y, LANES)
+        solver.apply_rotations_(n, y, log, sweeps, LANES)
+        solver.reverse_(n, y, reversed_, LANES)
+        solver.apply_reflections_(n, a, h, y, LANES)
         shrink = term(row, SHRINK, REAL)
         for i in range(n):
             exists = length > i
@@ -283,9 +283,9 @@ def advance(
             for j in range(n - 1):  # a column of U is what the way back makes of a unit vector
                 for i in range(n):
                     tl.store(u + i * LANES, tl.where(lane * 0 + i == j, zero + 1, zero))
-                solver.undiagonalise_(n, u, log, sweeps, LANES)
-                solver.reverse_(n, u, ascending, LANES)
-                solver.unreduce_(n, a, h, u, LANES)
+                solver.apply_rotations_(n, u, log, sweeps, LANES)
+                solver.reverse_(n, u, reversed_, LANES)
+                solver.apply_reflections_(n, a, h, u, LANES)
                 solver.factor_column_(n, j, u, basis_at, by, there, LANES, REAL)
         failed = there & finite & (solved == 0)
         if tl.max(failed.to(tl.int32), 0) > 0:
