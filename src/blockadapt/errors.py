@@ -1,4 +1,4 @@
-"""Exceptions that callers may want to catch by name."""
+"""Defines exceptions that callers may want to catch by name."""
 
 
 class NonFiniteGradientError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Stage 2: the statistics of a block, and how they are stored.
+"""Stage 2 says how the statistics of a block move, and how they are stored.
 
 First moment, one vector m per parameter; second moment, one symmetric matrix V per block:
 
@@ -20,14 +20,14 @@ from blockadapt.terms import Term, power
 
 
 class FirstMoment(NamedTuple):
-    """How m moves at one step, and what makes it unbiased: m̂ = m / correction."""
+    """Says how m moves at one step, and what makes it unbiased: m̂ = m / correction."""
 
     beta: Term
     correction: Term
 
 
 class SecondMoment(NamedTuple):
-    """How V moves at one step, V ← decay V + weight g gᵀ, and what makes it unbiased: V̂ = V / correction."""
+    """Says how V moves at one step, V ← decay V + weight g gᵀ, and what makes it unbiased: V̂ = V / correction."""
 
     decay: Term
     weight: Term
@@ -35,29 +35,29 @@ class SecondMoment(NamedTuple):
 
 
 def first_moment(beta1: float, beta1_decay: float, step: Term, bias_correction: bool) -> FirstMoment:
-    """β₁ₜ = β₁ λ^{t−1}; the weights of g₁..gₜ in m sum to 1 − Π β₁τ = 1 − β₁ᵗ λ^{t(t−1)/2}."""
+    """Compute β₁ₜ = β₁ λ^{t−1}; the weights of g₁..gₜ in m sum to 1 − Π β₁τ = 1 − β₁ᵗ λ^{t(t−1)/2}."""
     beta = beta1 * power(beta1_decay, step - 1)
     left = power(beta1, step) * power(beta1_decay, step * (step - 1) / 2) if bias_correction else 0.0
     return FirstMoment(beta, 1 - left)
 
 
 def running_mean(beta2: float, step: Term, bias_correction: bool) -> SecondMoment:
-    """V ← β₂ V + (1 − β₂) g gᵀ (RMSprop, Adam)."""
+    """Set V ← β₂ V + (1 − β₂) g gᵀ (RMSprop, Adam)."""
     return SecondMoment(beta2, 1 - beta2, 1 - power(beta2, step) if bias_correction else 1.0)
 
 
 def average(step: Term) -> SecondMoment:
-    """V ← (1 − 1/t) V + g gᵀ / t, the mean of all g gᵀ so far (AdaGrad, AdaFom). Unbiased as it is."""
+    """Set V ← (1 − 1/t) V + g gᵀ / t, the mean of all g gᵀ so far (AdaGrad, AdaFom). It is unbiased as it is."""
     return SecondMoment(1 - 1 / step, 1 / step, 1.0)
 
 
 def statistics_dtype(param: Tensor) -> torch.dtype:
-    """Statistics of a parameter: float64 for float64, else float32."""
+    """Say which dtype the statistics of a parameter have: float64 for float64, else float32."""
     return torch.float64 if param.dtype == torch.float64 else torch.float32
 
 
 def packed_length(n: int) -> int:
-    """Numbers in the lower triangle of an n × n matrix."""
+    """Count the numbers in the lower triangle of an n × n matrix."""
     return n * (n + 1) // 2
 
 
@@ -67,13 +67,13 @@ def _triangle(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def updated_second_moment(packed: Tensor, g: Tensor, decay: Tensor, weight: Tensor) -> Tensor:
-    """d V + w g gᵀ for packed V [num_blocks, n(n+1)/2] and g [num_blocks, n]; d and w are [num_blocks, 1]."""
+    """Compute d V + w g gᵀ for packed V [num_blocks, n(n+1)/2] and g [num_blocks, n]; d and w are [num_blocks, 1]."""
     rows, columns = _triangle(g.shape[1], g.device)
     return decay * packed + (weight * g)[:, rows] * g[:, columns]
 
 
 def unpack(packed: Tensor, n: int) -> Tensor:
-    """Symmetric matrices [num_blocks, n, n] from packed ones [num_blocks, n(n+1)/2]."""
+    """Make symmetric matrices [num_blocks, n, n] from packed ones [num_blocks, n(n+1)/2]."""
     rows, columns = _triangle(n, packed.device)
     dense = packed.new_empty(packed.shape[0], n, n)
     dense[:, rows, columns] = packed

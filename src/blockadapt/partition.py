@@ -1,4 +1,4 @@
-"""Stage 1: cut coordinates into blocks.
+"""Stage 1 cuts coordinates into blocks.
 
 A `Partition` describes how one parameter is cut; `IndexGroups` lists blocks over a whole param group. Neither
 holds any of the parameter's numbers. A named grouping never copies: its blocks are strided views, so that a kernel
@@ -29,16 +29,16 @@ from blockadapt.moments import packed_length, statistics_dtype
 from blockadapt.validation import Described, require, require_choice, require_integer
 
 MAX_BLOCK = 4096
-"""Largest block: its V alone takes 32 MiB in float32, and LAPACK some ten seconds."""
+"""No block is larger: its V alone takes 32 MiB in float32, and LAPACK some ten seconds."""
 
-MAX_KERNEL = 64
-"""A spatial convolution kernel with more coordinates than this is cut into runs of `block_size`."""
+MAX_FILTER = 64
+"""A convolution's filter with more coordinates than this is cut into runs of `block_size`."""
 
 NAMED_GROUPINGS = ("auto", "input", "output", "filter", "chunk", "tensor", "joint", "diagonal")
 
 
 class IndexGroups:
-    """Blocks as explicit lists of coordinates.
+    """Gives blocks as explicit lists of coordinates.
 
     The coordinates count through the param group: all its parameters flattened and laid end to end. Blocks may have
     different sizes and may span parameters. Together they must name every coordinate exactly once.
@@ -68,7 +68,7 @@ class IndexGroups:
 
     @cached_property
     def tables(self) -> dict[int, Tensor]:
-        """Coordinates [num_blocks, n] for each block size n, sizes ascending, blocks in the order given."""
+        """Give the coordinates [num_blocks, n] for each block size n, sizes ascending, blocks in the order given."""
         by_size: dict[int, list[list[int]]] = {}
         for group in self.groups:
             by_size.setdefault(len(group), []).append(group)
@@ -77,17 +77,17 @@ class IndexGroups:
 
     @cached_property
     def sizes(self) -> dict[int, int]:
-        """Number of blocks of each size."""
+        """Count the blocks of each size."""
         return {n: len(table) for n, table in self.tables.items()}
 
     @property
     def parts(self) -> list[tuple[int, int]]:
-        """Size and number of the blocks that go to a kernel together: all of one size."""
+        """Give size and number of the blocks that go to a kernel together: all of one size."""
         return list(self.sizes.items())
 
     @cached_property
     def fingerprint(self) -> tuple[int, ...]:
-        """Five numbers that tell this cut from any other: blocks, coordinates, and a hash of who is where."""
+        """Tell this cut from any other in five numbers: blocks, coordinates, and a hash of who is where."""
         with unset_fake_temporarily():
             tables = b"".join(table.numpy().tobytes() for table in self.tables.values())
         digest = hashlib.sha256(tables).digest()
@@ -129,7 +129,7 @@ Grouping = str | IndexGroups
 
 @dataclass(frozen=True)
 class Partition:
-    """How one parameter is cut into blocks of n coordinates. Holds no tensors.
+    """Says how one parameter is cut into blocks of n coordinates. It holds no tensors.
 
     The parameter is read as a matrix [rows, columns]. `down` says whether runs go down a column (`"input"`) or along
     a row (all others). Blocks are ordered so that a slice of the parameter's first axis is a slice of its blocks.
@@ -155,13 +155,13 @@ class Partition:
 
     @cached_property
     def fingerprint(self) -> tuple[int, ...]:
-        """Five numbers that tell this cut from any other. All slices of a parameter have that of the whole."""
+        """Tell this cut from any other in five numbers. All slices of a parameter have those of the whole."""
         whole = self.whole or self
         return self.n, int(self.down) + 2 * self.shards, whole.extent, whole.lines, whole.length
 
     @cached_property
     def grain(self) -> int:
-        """The fewest rows of the first axis that hold whole blocks: at each multiple of it a block begins."""
+        """Give the fewest rows of the first axis that hold whole blocks: at each multiple of it a block begins."""
         if self.down:
             return self.n
         row = self.lines * self.columns // max(1, self.length)
@@ -191,32 +191,32 @@ class Partition:
 
     @cached_property
     def extent(self) -> int:
-        """Length of the axis that runs are cut from."""
+        """Give the length of the axis that runs are cut from."""
         return math.prod(self.rows) if self.down else self.columns
 
     @cached_property
     def runs(self) -> int:
-        """Runs on each line, the short last one included."""
+        """Count the runs on each line, the short last one included."""
         return -(-self.extent // self.n)
 
     @cached_property
     def lines(self) -> int:
-        """Lines that are cut into runs."""
+        """Count the lines that are cut into runs."""
         return self.columns if self.down else math.prod(self.rows)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """Count the blocks in all."""
         return self.runs * self.lines
 
     @cached_property
     def sizes(self) -> dict[int, int]:
-        """Number of blocks of each size: here always one size."""
+        """Count the blocks of each size: here always one size."""
         return {self.n: self.num_blocks}
 
     @cached_property
     def parts(self) -> list[tuple[int, int]]:
-        """Size and number of the blocks in each of the `views`."""
+        """Give size and number of the blocks in each of the `views`."""
         full, short = divmod(self.extent, self.n)
         return [(self.n, self.lines * runs) for runs in ((full, 1) if short else (full,))]
 
@@ -229,7 +229,7 @@ class Partition:
 
     @cached_property
     def _places(self) -> list[tuple[torch.Size, tuple[int, ...], int]]:
-        """Shape, strides and offset of each view of a contiguous tensor."""
+        """Give shape, strides and offset of each view of a contiguous tensor."""
         parts = self._cut(torch.empty(*self.rows, self.columns, device="meta"))
         assert parts is not None
         return [(part.shape, part.stride(), int(part.storage_offset())) for part in parts]
@@ -278,7 +278,7 @@ def resolve(grouping: str, shape: Sequence[int]) -> str:
     if len(shape) == 0:
         return "diagonal"
     if len(shape) == 1:
-        return "chunk"  # a bias or a norm's scale has no rows, columns or kernels to follow
+        return "chunk"  # a bias or a norm's scale has no rows, columns or filters to follow
     if grouping == "auto":
         return "filter" if math.prod(shape[2:]) > 1 else "input"
     return grouping
@@ -299,8 +299,8 @@ def partition(shape: tuple[int, ...], grouping: str, block_size: int) -> Partiti
         columns = math.prod(shape[1:])
         return cut((shape[0],), columns, min(block_size, columns))
     if name == "filter":
-        kernel = math.prod(shape[2:])
-        return cut(tuple(shape[:2]), kernel, kernel if kernel <= MAX_KERNEL else min(block_size, kernel))
+        columns = math.prod(shape[2:])
+        return cut(tuple(shape[:2]), columns, columns if columns <= MAX_FILTER else min(block_size, columns))
     n = {"chunk": min(block_size, numel), "tensor": numel, "diagonal": 1}[name]
     return cut((1,), numel, n)
 
@@ -311,11 +311,14 @@ def joint(total: int) -> IndexGroups:
     return IndexGroups([range(total)] if total else [])
 
 
-def index_groups(grouping: Grouping, params: Sequence[Tensor]) -> IndexGroups | None:
-    """Return the explicit blocks of a param group whose blocks may span parameters, else None."""
-    if isinstance(grouping, IndexGroups):
-        return grouping
-    return joint(sum(param.numel() for param in params)) if grouping == "joint" else None
+def spans(grouping: Any) -> bool:
+    """Say whether blocks of this grouping may hold coordinates of several parameters."""
+    return isinstance(grouping, IndexGroups) or grouping == "joint"
+
+
+def index_groups(grouping: Grouping, params: Sequence[Tensor]) -> IndexGroups:
+    """Return the explicit blocks of a param group whose grouping `spans` its parameters."""
+    return grouping if isinstance(grouping, IndexGroups) else joint(sum(param.numel() for param in params))
 
 
 def require_grouping(owner: str, grouping: Any, block_size: Any, params: Sequence[Tensor]) -> None:

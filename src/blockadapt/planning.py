@@ -1,4 +1,4 @@
-"""Say before training what an optimizer will do."""
+"""Says before training what an optimizer will do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TALL = 16
 
 @dataclass(frozen=True)
 class PlanRow:
-    """What happens to one parameter, or to a group of parameters whose blocks span them.
+    """Says what happens to one parameter, or to a group of parameters whose blocks span them.
 
     Example:
         >>> plan(torch.nn.Linear(784, 10)).rows[0].sizes
@@ -44,7 +44,7 @@ class PlanRow:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """Count the blocks in all."""
         return sum(self.sizes.values())
 
     def cells(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an optimizer will do with each parameter; `str` gives a table, and `notes` what could be better.
+    """Says what an optimizer will do with each parameter; `str` gives a table, and `notes` what could be better.
 
     `flops` counts a step that solves every block; it is an estimate by `block_flops`. `rank_bytes` is the memory of
     the state on each rank, where several share the blocks out. Frozen parameters take no state and no time.
@@ -72,12 +72,12 @@ class Plan:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """Count the blocks in all."""
         return sum(row.num_blocks for row in self.rows)
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Number of blocks of each size. A step makes one kernel call a size."""
+        """Count the blocks of each size. A step makes one kernel call a size."""
         total: dict[int, int] = {}
         for row in self.rows:
             for n, count in row.sizes.items():
@@ -86,22 +86,22 @@ class Plan:
 
     @property
     def state_bytes(self) -> int:
-        """Memory of the optimizer state."""
+        """Count the bytes of the optimizer state."""
         return sum(row.state_bytes for row in self.rows)
 
     @property
     def rank_bytes(self) -> tuple[int, ...]:
-        """Memory of the optimizer state on each rank."""
+        """Count the bytes of the optimizer state on each rank."""
         return tuple(sum(row.rank_bytes[rank] for row in self.rows) for rank in range(self.ranks))
 
     @property
     def flops(self) -> int:
-        """Floating-point operations a step."""
+        """Count the floating-point operations of a step."""
         return sum(row.flops for row in self.rows)
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about what could be cheaper or is cut along the wrong axis; none if nothing stands out."""
+        """Say in sentences what could be cheaper, or is cut along the wrong axis; there are none if nothing stands out."""
         return [*self._vocabulary(), *self._inputs_first()]
 
     def _vocabulary(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Stage 3: the effective spectrum, and its bounds over time.
+"""Stage 3 makes the effective spectrum, and its bounds over time.
 
 With V̂ = U Λ Uᵀ, a step is x ← x − U diag(s) Uᵀ m, where
 
@@ -154,12 +154,12 @@ class Estimate(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """α* / lr, or None if no step has shown it yet."""
+        """Give α* / lr; None if no step has shown it yet."""
         return self.mean / (1 - MEMORY**self.steps) if self.steps else None
 
 
 class Spectrum(NamedTuple):
-    """The effective spectrum of one step: s(λ) = clip(lr / (√(λ / correction) + damping), lower, upper).
+    """Holds the numbers of s(λ) = clip(lr / (√(λ / correction) + damping), lower, upper) at one step.
 
     `lr` already holds the first moment's bias correction, so s acts on the plain m and the clip sees the
     corrected step. Eigenvalues count as no less than `resolution` · λ_max, see `resolution_of`.
@@ -174,7 +174,7 @@ class Spectrum(NamedTuple):
 
 
 def resolution_of(dtype: torch.dtype) -> float:
-    """ε/2 of the dtype that V is kept in, and so the share of λ_max below which an eigenvalue is noise of either sign.
+    """Give ε/2 of the dtype that V is kept in: an eigenvalue below this times λ_max is noise of either sign.
 
     Taken at its word, noise would let a direction of which nothing is known move by lr/δ times its share of m. In exact
     arithmetic no direction u can: V = Σ bₖ gₖgₖᵀ and m = Σ aₖ gₖ give |uᵀm| ≤ c √(uᵀVu) with c = √(Σ aₖ²/bₖ), so a step
@@ -185,9 +185,9 @@ def resolution_of(dtype: torch.dtype) -> float:
 
 
 class SpectralFunction:
-    """f in s(λ) = clip(f(λ̂), λₗ, λᵤ): the step size in an eigendirection, from what is known of it.
+    """Gives f in s(λ) = clip(f(λ̂), λₗ, λᵤ): the step size in an eigendirection, from what is known of it.
 
-    A user's own needs the torch form alone, and then runs through `eigh`. With a form for lanes the CPU kernel
+    A user's own needs the formula for torch alone, and then runs through `eigh`. With one for lanes the CPU kernel
     compiles it in. Either gets λ̂ ≥ 0, floored and unbiased already; clipping comes after it.
 
     Example:
@@ -200,15 +200,15 @@ class SpectralFunction:
     """
 
     lanes: ClassVar[Callable[[Any, Any, Any], Any] | None] = None
-    """The same formula in the vocabulary of `kernels.cpu.simd`, a plain function; None where there is none."""
+    """It is the same formula in the vocabulary of `kernels.cpu.simd`, a plain function; None where there is none."""
 
     def torch(self, eigenvalues: Tensor, lr: Tensor, damping: Tensor) -> Tensor:
-        """f for eigenvalues [num_blocks, n], lr and damping [num_blocks, 1]."""
+        """Compute f for eigenvalues [num_blocks, n], lr and damping [num_blocks, 1]."""
         raise NotImplementedError
 
 
 class InverseRoot(SpectralFunction):
-    """f(λ) = α / (√λ + δ), the paper's."""
+    """Gives f(λ) = α / (√λ + δ), the paper's."""
 
     def torch(self, eigenvalues: Tensor, lr: Tensor, damping: Tensor) -> Tensor:
         """See `SpectralFunction.torch`."""

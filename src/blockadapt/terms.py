@@ -1,4 +1,4 @@
-"""The numbers of a step, which the host knows or only the device does.
+"""Computes with the numbers of a step, which the host knows or only the device does.
 
 A number that the host knows is a float. One that lies on a device, such as a step counter under `capturable=True`, is a
 float64 tensor there, and whatever is computed from it stays there too. The formulas are the same for both.
@@ -17,22 +17,22 @@ Term = float | Tensor
 
 
 def term_of(value: float | Tensor) -> Term:
-    """An option as a term: read by the host, unless that would make the host wait for a device."""
+    """Make an option a term: the host reads it, unless it would have to wait for a device."""
     if isinstance(value, Tensor) and not is_on_host(value):
         return value.detach().reshape(()).double()
     return float(value)
 
 
 def power(base: float, exponent: Term) -> Term:
-    """`base` to the power of `exponent`."""
+    """Compute `base` to the power of `exponent`."""
     return 1.0 if base == 1 else base**exponent
 
 
 def root(value: Term) -> Term:
-    """The square root of a number."""
+    """Compute the square root of a number."""
     return value.sqrt() if isinstance(value, Tensor) else math.sqrt(value)
 
 
 def at_most(value: Term, most: float) -> Term:
-    """The lesser of a number and a bound."""
+    """Take the lesser of a number and a bound."""
     return value.clamp(max=most) if isinstance(value, Tensor) else min(value, most)

@@ -1,4 +1,4 @@
-"""Argument checks. Every message reads: ``Owner: `argument` must be <rule>, got <value>.``"""
+"""Checks arguments. Every message reads: ``Owner: `argument` must be <rule>, got <value>.``"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_DISPATCH = Tensor.__torch_dispatch__
 
 
 class Described(str):
-    """A value that is told in words rather than by its repr."""
+    """Holds a value that is told in words rather than by its repr."""
 
     __slots__ = ()
 
@@ -45,13 +45,13 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def lies_in_memory(tensor: Tensor, device: torch.device) -> bool:
-    """Whether the numbers that torch sees are those at `data_ptr`: no wrapper, no lazy sign, no other device."""
+    """Tell whether the numbers that torch sees are those at `data_ptr`: no wrapper, no lazy sign, no other device."""
     plain = _is_alone(tensor) and tensor.layout is torch.strided
     return plain and (tensor.is_cpu if device.type == "cpu" else tensor.device == device) and not tensor.is_neg()
 
 
 def _is_alone(tensor: Tensor) -> bool:
-    """Whether no subclass dispatches for it."""
+    """Tell whether no subclass dispatches for it."""
     return type(tensor).__torch_dispatch__ is _NO_DISPATCH
 
 

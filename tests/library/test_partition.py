@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from blockadapt import BlockAdam, IndexGroups, plan
-from blockadapt.partition import MAX_KERNEL, NAMED_GROUPINGS, Partition, joint, partition, resolve
+from blockadapt.partition import MAX_FILTER, NAMED_GROUPINGS, Partition, joint, partition, resolve
 
 PER_PARAMETER = [name for name in NAMED_GROUPINGS if name != "joint"]
 
@@ -126,7 +126,7 @@ def test_a_filter_block_is_one_spatial_kernel_or_a_run_of_a_large_one(
     shape: tuple[int, int, int, int], block_size: int
 ) -> None:
     kernel = shape[2] * shape[3]
-    cuts = runs(kernel, block_size) if kernel > MAX_KERNEL else [range(kernel)]
+    cuts = runs(kernel, block_size) if kernel > MAX_FILTER else [range(kernel)]
     expected = [[line * kernel + c for c in run] for line in range(shape[0] * shape[1]) for run in cuts]
     assert blocks_in_order(partition(shape, "filter", block_size), shape) == expected
 

@@ -49,7 +49,7 @@ OPTIMIZERS = f"{LIBRARY}/optimizers"
 
 SAFETY = [f"{OPTIMIZERS}/test_safety.py"]
 FORMULAS = [f"{OPTIMIZERS}/test_oracle.py", f"{OPTIMIZERS}/test_step_bound.py"]
-KERNELS = [f"{LIBRARY}/kernels/test_kernels.py", f"{LIBRARY}/kernels/cpu/test_safety.py", *FORMULAS]
+KERNELS = [f"{LIBRARY}/kernels/test_kernels.py", f"{LIBRARY}/kernels/test_safety.py", *FORMULAS]
 CHANGES = [f"{OPTIMIZERS}/test_many_tensors.py", f"{OPTIMIZERS}/test_changes_between_steps.py"]
 ESTIMATES = [f"{OPTIMIZERS}/test_estimates.py"]
 RANKS = [f"{OPTIMIZERS}/test_ranks.py", *ESTIMATES]
@@ -60,7 +60,7 @@ MODULES: dict[str, list[str]] = {
     "spectrum": [f"{LIBRARY}/test_spectrum.py", f"{LIBRARY}/test_validation.py", *FORMULAS, *ESTIMATES],
     "kernels.eigh": [*KERNELS, *ESTIMATES],
     "kernels.layout": [f"{OPTIMIZERS}/test_storage.py", *KERNELS],
-    "kernels.safety": [f"{LIBRARY}/kernels/cpu/test_safety.py", *SAFETY],
+    "kernels.safety": [f"{LIBRARY}/kernels/test_safety.py", *SAFETY],
     "kernels.dispatch": [f"{LIBRARY}/kernels/test_dispatch.py", f"{LIBRARY}/test_validation.py", *ESTIMATES],
     "kernels.host": [f"{LIBRARY}/kernels/test_host.py"],
     "kernels.segments": KERNELS,

@@ -1,4 +1,4 @@
-"""What one step did to a set of coordinates, as numbers that join with those of other coordinates."""
+"""Measures what one step did to a set of coordinates, in numbers that join with those of other coordinates."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from blockadapt.optimizers import BlockOptimizer
 from blockadapt.optimizers.unit import Unit
 from blockadapt.spectrum import INVERSE_ROOT, Spectrum
 
-CHUNK = 2**19
-"""Numbers in the matrices that are looked at together: some ten arrays of 4 MB."""
+PORTION = 2**19
+"""The matrices that are looked at together have at most so many numbers: some ten arrays of 4 MB."""
 
 Figures = dict[str, float]
 
@@ -46,7 +46,7 @@ JOINS: dict[str, Callable[[float, float], float]] = {
     "square": operator.add,
     "step_norm": math.hypot,
 }
-"""Each figure, and how those of two sets of coordinates give that of both. The clipped ones are counts until the end;
+"""It says how the figures of two sets of coordinates give those of both. The clipped ones are counts until the end;
 `along` and `square` are pᵀm̂ and m̂ᵀm̂, whose ratio is told.
 
 A figure that is NaN for some coordinates is NaN for all of them.
@@ -62,7 +62,7 @@ def joined(parts: Sequence[Figures]) -> Figures:
 
 
 class Before(NamedTuple):
-    """A unit before the step: its parameters, its blocks' state, and the s of the step that left them, if any."""
+    """Holds a unit before the step: its parameters, its blocks' state, and the s of the step that left them, if any."""
 
     x: Sequence[Tensor]
     state: BlockState
@@ -79,9 +79,9 @@ def measure(optimizer: BlockOptimizer, unit: Unit, before: Before, used: Sequenc
         for p, g in zip(unit.params, gradients, strict=True)
     ]
     looks = [
-        _look(optimizer, now, before.spectrum, *chunk)
+        _look(optimizer, now, before.spectrum, *portion)
         for (g, kept), (m, _) in zip(parts(unit, gradients, state, before.state), parts(unit, averages), strict=True)
-        for chunk in _chunks(g, m, *kept)
+        for portion in _portions(g, m, *kept)
     ]
     moved = [(p.detach().double() - x.double()).norm().item() for p, x in zip(unit.params, before.x, strict=True)]
     final_lr = used[unit.index]
@@ -102,15 +102,15 @@ def _gradients(unit: Unit, x: Sequence[Tensor], now: Coefficients) -> list[Tenso
     ]
 
 
-def _chunks(
+def _portions(
     g: Tensor, m: Tensor, now: BlockState, before: BlockState
 ) -> Iterator[tuple[Tensor, Tensor, BlockState, BlockState]]:
-    """Yield the same blocks, so few at a time that their matrices fit into `CHUNK`."""
-    size = max(1, CHUNK // g.shape[1] ** 2)
+    """Yield the same blocks, so few at a time that their matrices fit into `PORTION`."""
+    size = max(1, PORTION // g.shape[1] ** 2)
     for start in range(0, len(g), size):
-        piece = slice(start, start + size)
-        states = [{name: rows[piece] for name, rows in state.items()} for state in (now, before)]
-        yield g[piece], m[piece], states[0], states[1]
+        some = slice(start, start + size)
+        states = [{name: rows[some] for name, rows in state.items()} for state in (now, before)]
+        yield g[some], m[some], states[0], states[1]
 
 
 def _look(

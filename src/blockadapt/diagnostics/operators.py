@@ -1,4 +1,4 @@
-"""The operators that an optimizer applied, read from its state: P = U diag(s(Λ)) Uᵀ for each block, in float64."""
+"""Reads from an optimizer's state the operators that it applied: P = U diag(s(Λ)) Uᵀ for each block, in float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blockadapt.spectrum import SpectralFunction, Spectrum, effective, unclipped
 from blockadapt.validation import Described, require
 
 BlockState = Mapping[str, Tensor]
-"""The state tensors of blocks by their names in `WIDTHS`; empty before the first step and once the clip has closed."""
+"""It has state tensors by their names in `WIDTHS`, and is empty before the first step and once the clip has closed."""
 
 
 def block_state(optimizer: BlockOptimizer, unit: Unit) -> BlockState:
@@ -90,7 +90,7 @@ def units_with_coordinates(optimizer: BlockOptimizer) -> list[Unit]:
 
 @dataclass(frozen=True)
 class Operator:
-    """P = U diag(s) Uᵀ on blocks of k coordinates.
+    """Is P = U diag(s) Uᵀ on blocks of k coordinates.
 
     Attributes:
         s: The effective spectrum [num_blocks, k].

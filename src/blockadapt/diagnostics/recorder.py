@@ -1,4 +1,4 @@
-"""Record Term A, Term B and the spectrum of every parameter while an optimizer trains."""
+"""Records Term A, Term B and the spectrum of every parameter while an optimizer trains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 class ScalarWriter(Protocol):
-    """What is needed of `torch.utils.tensorboard.SummaryWriter`."""
+    """Says what is needed of `torch.utils.tensorboard.SummaryWriter`."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
         """Log one value."""
@@ -120,7 +120,7 @@ class SpectrumRecorder:
         self._before = self._snapshot() if (self._step + 1) % self.every == 0 else None
 
     def _snapshot(self) -> dict[str, Before]:
-        """All that the step will overwrite."""
+        """Copy all that the step will overwrite."""
         before = {}
         for unit in units_with_coordinates(self.optimizer):
             spectrum = self._spectra.get(unit.key)
@@ -202,7 +202,7 @@ class SpectrumRecorder:
         _log(writer, self.history)
 
     def state_dict(self) -> dict[str, Any]:
-        """History and position as plain data, to be saved with the optimizer's state."""
+        """Return history and position as plain data, to be saved with the optimizer's state."""
         return {
             "step": self._step,
             "history": [dict(row) for row in self.history],

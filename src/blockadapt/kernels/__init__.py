@@ -1,4 +1,4 @@
-"""Stage 4: apply a spectral function of V to m, for all blocks at once."""
+"""Stage 4 applies a spectral function of V to m, for all blocks at once."""
 
 from blockadapt.kernels.contract import TERMS, Batch, Change, Coefficients, Descent, Kernel, Place, Segment, Tally
 from blockadapt.kernels.dispatch import BACKENDS, Dispatcher, get_kernel

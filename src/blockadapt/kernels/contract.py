@@ -129,7 +129,7 @@ class Place:
 
     @cached_property
     def keeps(self) -> tuple[bool, bool, bool]:
-        """Whether there are m, Σ̂ and a basis."""
+        """Say whether there are m, Σ̂ and a basis."""
         return self.m is not None, self.largest is not None, self.basis is not None
 
 
@@ -221,11 +221,11 @@ class Kernel(ABC):
     """People call it by this name, in `backend=` and in records."""
 
     measures: ClassVar[bool] = False
-    """Whether it fills the tally of a segment that has one, as `SpectrumClip("auto")` needs it."""
+    """It says whether the kernel fills the tally of a segment that has one, as `SpectrumClip("auto")` needs it."""
 
     @abstractmethod
     def takes(self, batch: Batch) -> bool:
-        """Whether this kernel can move such blocks here. Asked at every step, so it is to be quick."""
+        """Say whether this kernel can move such blocks here. Every step asks, so it is to be quick."""
 
     @abstractmethod
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> Change:

@@ -1,4 +1,4 @@
-"""Which kernel moves which blocks: the first that takes them."""
+"""Decides which kernel moves which blocks: the first that takes them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BACKENDS: Mapping[str, tuple[Callable[[], Kernel], ...]] = {
     "numba": (NumbaKernel, EighKernel, HostKernel),
     "triton": (TritonKernel, EighKernel, HostKernel),
 }
-"""The kernels behind each name, in the order in which they are asked."""
+"""Each name stands for these kernels, in the order in which they are asked."""
 
 _NEEDS = {"numba": "numba", "triton": "triton"}
-"""The package that a backend cannot do without when it is asked for by name."""
+"""A backend that is asked for by name cannot do without this package."""
 
 
 class Dispatcher:
@@ -62,7 +62,7 @@ class Dispatcher:
         return [kernel.prepare(batch, segments) for kernel, batch, segments in chosen]
 
     def decompose(self, packed: Tensor, n: int, function: SpectralFunction) -> tuple[Tensor, Tensor]:
-        """See `Kernel.decompose`; by the kernel that would move such blocks under this function."""
+        """See `Kernel.decompose`; the kernel that would move such blocks under this function does it."""
         return self.kernel_for(Batch(n, packed.dtype, packed.device, function)).decompose(packed, n)
 
 

@@ -1,4 +1,4 @@
-"""The reference kernel: `torch.linalg.eigh`, any device, float32 and float64."""
+"""The reference kernel solves with `torch.linalg.eigh`, on any device, in float32 and float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from blockadapt.validation import has_numbers
 
 
 class EighKernel(Kernel):
-    """One `eigh` over all blocks of a size. Everything is computed first and written last."""
+    """Moves all blocks of a size with one `eigh`. Everything is computed first and written last."""
 
     name = "eigh"
     measures = True
@@ -73,7 +73,7 @@ class EighKernel(Kernel):
 
 @dataclass(frozen=True)
 class EighChange:
-    """The result of a step on blocks of one size, one entry a segment, not yet written."""
+    """Holds the result of a step on blocks of one size, one entry a segment, not yet written."""
 
     segments: Sequence[Segment]
     direction: list[Tensor]
@@ -104,7 +104,7 @@ class EighChange:
 
 
 def _rows(views: Sequence[Tensor], n: int | None = None) -> Tensor:
-    """All blocks of these views under one another, [num_blocks, width], short runs padded to n with zeros."""
+    """Lay all blocks of these views under one another, [num_blocks, width], short runs padded to n with zeros."""
     rows = [view.reshape(-1, view.shape[-1]) for view in views]
     if n is not None:
         rows = [F.pad(row, (0, n - row.shape[1])) for row in rows]
@@ -118,7 +118,7 @@ def _sums(f: Tensor, y: Tensor) -> Tensor:
 
 
 def _columns(segments: Sequence[Segment], like: Tensor) -> Any:
-    """The coefficients of each block: `Coefficients` with columns [num_blocks, 1] for numbers."""
+    """Give each block its coefficients: `Coefficients` with columns [num_blocks, 1] for numbers."""
     table = term_table([segment.coefficients for segment in segments], like.device, like.dtype)
     rows = [row.expand(segment.place.num_blocks, -1) for row, segment in zip(table.unbind(), segments, strict=True)]
     return Coefficients.of(torch.cat(rows).unsqueeze(-1).unbind(1))
@@ -126,7 +126,7 @@ def _columns(segments: Sequence[Segment], like: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class _Basis:
-    """U of each block: found anew, or, between refreshes, kept as reflections.
+    """Holds U of each block: found anew, or, between refreshes, kept as reflections.
 
     Attributes:
         segments: Whose blocks they are.
@@ -142,26 +142,26 @@ class _Basis:
 
     @classmethod
     def of(cls, segments: Sequence[Segment], V: Tensor) -> _Basis | None:
-        """That of all blocks; None for blocks of 1."""
+        """Find that of all blocks; None for blocks of 1."""
         n = segments[0].place.n
         if n == 1:
             return None
         kept = [by_block(p.basis, n, p.num_blocks) for p in _kept_places(segments) if p.basis is not None]
-        fresh = unpack(_part(V, segments, fresh=True), n)
+        fresh = unpack(_picked(V, segments, fresh=True), n)
         found = _eigh(fresh) if len(fresh) else (V.new_empty(0, n), fresh)
         return cls(segments, *found, torch.cat([V.new_empty(0, reflections_length(n)), *kept]))
 
     def turn(self, vectors: Tensor, back: bool = False) -> Tensor:
-        """Uᵀ times vectors [num_blocks, n], or U times them on the way back."""
-        fresh, kept = (_part(vectors, self.segments, fresh).unsqueeze(-1) for fresh in (True, False))
+        """Compute Uᵀ times vectors [num_blocks, n], or U times them on the way back."""
+        fresh, kept = (_picked(vectors, self.segments, fresh).unsqueeze(-1) for fresh in (True, False))
         fresh = (self.U if back else self.U.mT) @ fresh
         if len(kept):
             kept = turned(self.kept, kept, back)
         return _joined(fresh.squeeze(-1), kept.squeeze(-1), self.segments)
 
     def eigenvalues(self, g: Tensor, decay: Tensor, weight: Tensor) -> Tensor:
-        """Λ [num_blocks, n]. A kept basis does not turn, so Λ = diag(Uᵀ V U) follows V: λ ← d λ + w (Uᵀ g)²."""
-        g, decay, weight = (_part(t, self.segments, fresh=False) for t in (g, decay, weight))
+        """Compute Λ [num_blocks, n]. A kept basis does not turn, so Λ = diag(Uᵀ V U) follows V: λ ← d λ + w (Uᵀ g)²."""
+        g, decay, weight = (_picked(t, self.segments, fresh=False) for t in (g, decay, weight))
         if not len(g):
             return self.found
         places = _kept_places(self.segments)
@@ -170,7 +170,7 @@ class _Basis:
         return _joined(self.found, decay * old + weight * square, self.segments)
 
     def to_keep(self) -> list[Tensor | None]:
-        """The reflections that each segment is to keep anew; None where it keeps those that it has, or none."""
+        """Give each segment the reflections that it is to keep anew; None where it keeps those that it has, or none."""
         keeps = [segment.refresh and segment.place.basis is not None for segment in self.segments]
         if not any(keeps):
             return [None] * len(keeps)
@@ -183,8 +183,8 @@ def _kept_places(segments: Sequence[Segment]) -> list[Place]:
     return [segment.place for segment in segments if not segment.refresh]
 
 
-def _part(rows: Tensor, segments: Sequence[Segment], fresh: bool) -> Tensor:
-    """Of rows [num_blocks, …] those of segments that find U anew, or of the others."""
+def _picked(rows: Tensor, segments: Sequence[Segment], fresh: bool) -> Tensor:
+    """Pick of rows [num_blocks, …] those of segments that find U anew, or of the others."""
     if all(segment.refresh is fresh for segment in segments):
         return rows
     pieces = zip(rows.split([segment.place.num_blocks for segment in segments]), segments, strict=True)
@@ -192,7 +192,7 @@ def _part(rows: Tensor, segments: Sequence[Segment], fresh: bool) -> Tensor:
 
 
 def _joined(fresh: Tensor, others: Tensor, segments: Sequence[Segment]) -> Tensor:
-    """Undo `_part`."""
+    """Undo `_picked`."""
     if all(segment.refresh for segment in segments):
         return fresh
     parts = {
@@ -215,7 +215,7 @@ def solves(device: torch.device) -> bool:
 
 
 def _eigh(V: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and vectors. A block that is not finite gives NaN and does not stop the others.
+    """Compute eigenvalues and vectors. A block that is not finite gives NaN and does not stop the others.
 
     What cannot be solved in float32 is solved in float64. LAPACK may raise, and it may also return NaN for a finite
     block. On other devices `torch.linalg.eigh` itself looks for failures, and nothing here waits for a second look.
@@ -239,7 +239,7 @@ def _solve_again_(V: Tensor, eigenvalues: Tensor, basis: Tensor) -> None:
 
 
 def _amsgrad(eigenvalues: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ̂ ← max(Σ̂, Σ) with both ascending; returns Σ̂ in the order of `eigenvalues`, and ascending."""
-    ascending, order = eigenvalues.sort(dim=-1)
+    """Compute Σ̂ ← max(Σ̂, Σ) with both ascending; returns Σ̂ in the order of `eigenvalues`, and ascending."""
+    ascending, positions = eigenvalues.sort(dim=-1)
     largest = torch.maximum(largest, ascending)
-    return torch.empty_like(largest).scatter_(-1, order, largest), largest
+    return torch.empty_like(largest).scatter_(-1, positions, largest), largest

@@ -1,4 +1,4 @@
-"""The last resort: blocks of a device that cannot solve them, such as Apple's, are moved on the CPU, through a copy."""
+"""The last resort moves blocks of a device that cannot solve them, such as Apple's, on the CPU, through a copy."""
 
 from __future__ import annotations
 

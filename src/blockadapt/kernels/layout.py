@@ -1,4 +1,4 @@
-"""Tiles: how a kept basis lies in memory.
+"""A kept basis lies in memory in tiles.
 
     by block   [num_blocks, width]      a block's numbers side by side: V, Σ̂
     by tile    [num_blocks · width]     tiles [width, TILE] one after another, the same number of TILE blocks side by
@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 TILE = 32
-"""Blocks in a tile. For float32 that is two AVX-512 registers a number, enough to hide the latency of one by the other;
+"""A tile has so many blocks. In float32 a number then fills two AVX-512 registers, and one hides the other's latency;
 16 and 64 were slower."""
 
 MAX_TILED = 64
@@ -21,7 +21,7 @@ MAX_TILED = 64
 
 
 def by_block(tiles: Tensor, n: int, num_blocks: int) -> Tensor:
-    """Rows [num_blocks, width] out of tiles of blocks of n."""
+    """Copy tiles of blocks of n out into rows [num_blocks, width]."""
     rows = tiles.new_empty(num_blocks, tiles.numel() // max(1, num_blocks))
     for here, tile in _pairs(rows, tiles, n):
         here.copy_(tile)
@@ -29,13 +29,13 @@ def by_block(tiles: Tensor, n: int, num_blocks: int) -> Tensor:
 
 
 def write_by_block_(tiles: Tensor, n: int, rows: Tensor) -> None:
-    """Rows [num_blocks, width] into tiles. Makes no new tensor, for memory may run out."""
+    """Copy rows [num_blocks, width] into tiles. It makes no new tensor, for memory may run out."""
     for here, tile in _pairs(rows, tiles, n):
         tile.copy_(here)
 
 
 def _pairs(rows: Tensor, tiles: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
-    """Views of rows and of tiles that hold the same numbers: of all full tiles, and of the last one."""
+    """View rows and tiles where they hold the same numbers: in all full tiles, and in the last one."""
     num_blocks, width = rows.shape
     if n > MAX_TILED:  # blocks that `eigh` moves lie by block
         return [(rows, tiles.view(rows.shape))]

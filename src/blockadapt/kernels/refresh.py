@@ -1,4 +1,4 @@
-"""A refresh that moves nothing: how a kernel that keeps a basis finds one for whoever only wants to look."""
+"""Refreshes a basis and moves nothing: so a kernel that keeps one finds it for whoever only wants to look."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _STILL = Coefficients(
     second=SecondMoment(decay=1.0, weight=0.0, correction=1.0),
     spectrum=Spectrum(lr=0.0, correction=1.0, damping=1.0),
 )
-"""Changes no V and moves nothing."""
+"""They change no V and move nothing."""
 
 
 def decomposed(kernel: Kernel, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """See `Kernel.decompose`: Λ and U as this kernel's refresh of a kept basis finds them."""
+    """See `Kernel.decompose`: Λ and U are as this kernel's refresh of a kept basis finds them."""
     if n == 1 or not len(packed):
         return packed[:, :n].clone(), packed.new_ones(len(packed), n, n)
     num_blocks, still = packed.shape[0], packed.new_zeros(packed.shape[0], 1, n)

@@ -79,7 +79,7 @@ def gradient_addresses(owner: str, grads: Sequence[Tensor], batch: Batch, reache
 
 
 def _lie_in_memory(tensors: Sequence[Tensor], batch: Batch) -> bool:
-    """Whether `lies_in_memory` holds for all of them, in the batch's dtype."""
+    """Say whether `lies_in_memory` holds for all of them, in the batch's dtype."""
     if {*map(_dtype, tensors)} != {batch.dtype} or {*map(_layout, tensors)} != {torch.strided}:
         return False
     kinds: set[type[Tensor]] = {*map(type, tensors)}
@@ -141,7 +141,7 @@ def _storage_bytes(tensor: Tensor) -> int:
 
 
 def _may_overlap(tensor: Tensor) -> bool:
-    """Whether two elements might share memory: unless each stride steps over all that the smaller ones reach."""
+    """Say whether two elements might share memory: unless each stride steps over all that the smaller ones reach."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

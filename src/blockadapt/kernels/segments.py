@@ -1,4 +1,4 @@
-"""Segments as columns: places that stay from step to step, their gradients, and the few recipes that they share.
+"""Holds segments as columns: places that stay from step to step, their gradients, and the few recipes that they share.
 
 A kernel is given a sequence of segments. With thousands of small tensors that would be thousands of objects a step,
 which Python's collector visits. So a segment is made only for whoever asks for it.
@@ -16,7 +16,7 @@ from blockadapt.kernels.contract import Coefficients, Place, Segment, Tally, ali
 
 
 class Recipe(NamedTuple):
-    """What a segment has besides its place and its gradient; see `Segment`."""
+    """Holds what a segment has besides its place and its gradient; see `Segment`."""
 
     refresh: bool
     coefficients: Coefficients
@@ -24,16 +24,16 @@ class Recipe(NamedTuple):
 
 
 class Places(list[Place]):
-    """Places of one batch. It is not changed, so whoever has seen it knows it by its identity."""
+    """Lists places of one batch. It is not changed, so whoever has seen it knows it by its identity."""
 
     @cached_property
     def are_alike(self) -> bool:
-        """Whether all of them keep the same state, and none is empty."""
+        """Say whether all of them keep the same state, and none is empty."""
         return len({place.keeps for place in self}) <= 1 and all(place.num_blocks for place in self)
 
 
 class Segments(Sequence[Segment]):
-    """A sequence of segments, as columns.
+    """Is a sequence of segments that holds them as columns.
 
     Args:
         places: Where the blocks of each lie.
@@ -63,7 +63,7 @@ class Segments(Sequence[Segment]):
 
     @property
     def are_alike(self) -> bool:
-        """Whether all of them keep the same state and do the same thing: see `contract.alike`."""
+        """Say whether all of them keep the same state and do the same thing: see `contract.alike`."""
         recipes = {id(recipe): recipe for recipe in self.recipes}.values()
         measured = {recipe.tally and (recipe.tally, recipe.coefficients.first.correction) for recipe in recipes}
         return self.places.are_alike and len({recipe.refresh for recipe in recipes}) == len(measured) == 1

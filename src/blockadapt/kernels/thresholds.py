@@ -1,4 +1,4 @@
-"""Every threshold of the eigensolvers in lanes, with its reason; the CPU kernel and the GPU kernel read them here.
+"""Holds every threshold of the eigensolvers in lanes, with its reason; both compiled kernels read them here.
 
 A block is scaled by a power of two so that the largest entry on its diagonal, and so of all, lies in [1, 2). Thresholds
 on entries, couplings and bulges are absolute on that scale.
@@ -13,6 +13,19 @@ on entries, couplings and bulges are absolute on that scale.
 | `bulge` | 1e-36 | 1e-300 | the square of a bulge that is gone: still normal, so that any larger one gives a rotation of full precision |
 | `end` | 1e-6 | 1e-6 | an end of T below this is noise beside the largest entry, and says nothing of where the small eigenvalues lie |
 | `lopsided` | 4 | 4 | T is reversed where its bottom is so many times its top: below that the order does not show in the errors |
+
+What only one kernel needs has its name. Jacobi's method is in float64 in both.
+
+| | | why there |
+|---|---|---|
+| `CPU_SWEEPS` | 6 | QR sweeps allowed for each eigenvalue; two are used. A block that needs more is solved by Jacobi's method |
+| `CPU_JACOBI_SWEEPS` | 60 | more than Jacobi's method ever takes: it converges quadratically, blocks of 64 in ten sweeps |
+| `CPU_JACOBI_COUPLING` | 1e-17 | Jacobi's method leaves couplings below this where the largest entry is 1: they move an eigenvalue by their square |
+| `GPU_SWEEPS`, `GPU_MORE_SWEEPS` | 2, 6 | the log of QR sweeps has room for 2n + 6: a third more than the most that was seen in any tile |
+| `GPU_JACOBI_SWEEPS` | 40 | as on the CPU |
+| `GPU_JACOBI_ROUNDOFF` | 1e-16 | below ε/2: a coupling of no more than this times √(d d') of its neighbours on the diagonal changes no digit of theirs |
+| `GPU_JACOBI_COUPLING` | 1e-20 | a coupling below it is zero whatever its neighbours are, so that a null space is not rotated for ever |
+| `GPU_APART` | 1e3 | more than any coupling of T, whose largest entry is below 2 and whose trace is below 128: what is tested against it counts as zero |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -21,7 +34,7 @@ from typing import NamedTuple
 
 
 class Thresholds(NamedTuple):
-    """See the table above."""
+    """Holds those of one type; see the first table above."""
 
     roundoff: float
     least_normal: float
@@ -35,3 +48,13 @@ class Thresholds(NamedTuple):
 
 FLOAT32 = Thresholds(2.0**-23, 2.0**-126, 1e-18, 1e-28, 4e-3 * 2.0**-23, 1e-36)
 FLOAT64 = Thresholds(2.0**-52, 2.0**-1022, 1e-150, 1e-60, 4e-3 * 2.0**-52, 1e-300)
+
+CPU_SWEEPS = 6
+CPU_JACOBI_SWEEPS = 60
+CPU_JACOBI_COUPLING = 1e-17
+
+GPU_SWEEPS, GPU_MORE_SWEEPS = 2, 6
+GPU_JACOBI_SWEEPS = 40
+GPU_JACOBI_ROUNDOFF = 1e-16
+GPU_JACOBI_COUPLING = 1e-20
+GPU_APART = 1e3

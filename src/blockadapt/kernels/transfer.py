@@ -1,4 +1,4 @@
-"""How the numbers of a step get onto a device: nobody waits for it, and a CUDA graph may be captured meanwhile."""
+"""Brings the numbers of a step onto a device: nobody waits for it, and a CUDA graph may be captured meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blockadapt.validation import has_numbers
 
 
 def term_table(coefficients: Sequence[Coefficients], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The terms of each of these coefficients on the device, [len(coefficients), TERMS], without waiting for it.
+    """Bring the terms of these coefficients onto the device, [len(coefficients), TERMS], without waiting for it.
 
     What the host knows is sent. Where the device knows some of it, or a CUDA graph is captured, which would send what
     lies in the host's memory at every replay, each column is made on the device.
@@ -27,7 +27,7 @@ def term_table(coefficients: Sequence[Coefficients], device: torch.device, dtype
 
 
 def _column(terms: Iterable[Term], device: torch.device) -> Tensor:
-    """One term of several coefficients; those that are equal are one fill."""
+    """Make a column of one term of several coefficients; those that are equal are one fill."""
     pieces = []
     for number, run in groupby(terms, key=lambda term: None if isinstance(term, Tensor) else term):
         members: list[Any] = list(run)
@@ -39,12 +39,12 @@ def _column(terms: Iterable[Term], device: torch.device) -> Tensor:
 
 
 def sent(host: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to the device, which nobody waits for. Pinned memory is kept until it has left."""
+    """Send a tensor to the device, which nobody waits for. Pinned memory is kept until it has left."""
     if device.type in ("cuda", "xpu") and has_numbers(host):
         host = host.pin_memory()
     return host.to(device, non_blocking=True)
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether what is launched on this device now goes into a CUDA graph."""
+    """Say whether what is launched on this device now goes into a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""Work lists: what a compiled kernel knows of the blocks that it moves, kept from step to step while they stay."""
+"""Keeps what a compiled kernel knows of the blocks that it moves from step to step, while they stay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blockadapt.kernels.segments import Places, Segments
 
 
 class WorkList:
-    """The step of blocks that are alike. A kernel's own adds what its compiled code reads.
+    """Holds the step of blocks that are alike. A kernel's own adds what its compiled code reads.
 
     It holds the places weakly, so that their memory is free as soon as nobody else wants it.
 

@@ -40,12 +40,12 @@ class Estimates:
 
     def tally(self, unit: Unit) -> Tally | None:
         """Give the tally in which this unit's blocks count in this step; None if nobody measures them."""
-        if not self._measures(unit.group) or not has_numbers(unit.part(unit.owner)):
+        if not self._measures(unit.group) or not has_numbers(unit.local(unit.owner)):
             return None
         key = unit.index, None if unit.share is None else unit.share.processes
         tally = self._counted.get(key)
         if tally is None:
-            device = unit.part(unit.owner).device
+            device = unit.local(unit.owner).device
             there = device if device.type != "mps" else torch.device("cpu")  # Apple's GPUs have no float64
             tally = self._tallies.setdefault(key, Tally(there))
             tally.clear()

@@ -13,7 +13,7 @@ from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.ranks import are_sharded, is_flattened, is_sharded, require_placements
 from blockadapt.optimizers.unit import Group
-from blockadapt.partition import IndexGroups, require_grouping
+from blockadapt.partition import require_grouping, spans
 from blockadapt.spectrum import Estimate, SpectrumClip
 from blockadapt.terms import term_of
 from blockadapt.validation import (
@@ -112,7 +112,7 @@ def require_cut(owner: str, group: Group, process_group: Any) -> None:
         else:
             require(is_plain(param), owner, "params", "plain tensors", Described(type(param).__name__))
     require_grouping(owner, group["grouping"], group["block_size"], group["params"])
-    if isinstance(group["grouping"], IndexGroups) or group["grouping"] == "joint":
+    if spans(group["grouping"]):
         kinds = {(statistics_dtype(p), p.device) for p in group["params"]}
         rule = "on one device and of one precision where blocks span them"
         value = Described(" and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)))
@@ -123,6 +123,5 @@ def _require_sharded(owner: str, param: Tensor, grouping: Any, process_group: An
     """Raise unless a DTensor can be cut where it is sharded."""
     require(process_group is None, owner, "params", "plain tensors with a `process_group`", Described("DTensor"))
     require_placements(owner, param)
-    spans = isinstance(grouping, IndexGroups) or grouping == "joint"
     rule = "one that cuts each parameter by itself where parameters are DTensors"
-    require(not spans, owner, "grouping", rule, grouping)
+    require(not spans(grouping), owner, "grouping", rule, grouping)

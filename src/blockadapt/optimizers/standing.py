@@ -67,7 +67,7 @@ class Standing:
         self._entries = [*chain.from_iterable(map(dict.values, states))]
         self._counters = [held["step"] for held in states]
         statistics = [t for name, t in zip(self._names, self._entries, strict=True) if name not in COUNTS]
-        self._lie = Lie([*self._owners, *statistics])
+        self._whereabouts = Whereabouts([*self._owners, *statistics])
         self._dtypes, self._strides = [*map(_dtype, self._owners)], shared(map(Tensor.stride, self._owners))
         self._kinds = shared(map(_kind, members))
         self._batches = _by_batch(members)
@@ -81,7 +81,7 @@ class Standing:
         if not (_agree(is_, state, self._keys) and _agree(is_, state.values(), self._all)):
             return None
         names, entries = chain.from_iterable(self._states), chain.from_iterable(map(dict.values, self._states))
-        if not (_agree(eq, names, self._names) and _agree(is_, entries, self._entries) and self._lie.holds()):
+        if not (_agree(eq, names, self._names) and _agree(is_, entries, self._entries) and self._whereabouts.holds()):
             return None
         try:
             counts = [*map(Tensor.item, self._counters)]
@@ -121,16 +121,16 @@ class Standing:
         return True
 
 
-class Lie:
-    """Where tensors lie and how they are to be read: addresses, dtypes, strides, counts, and no sign that waits.
+class Whereabouts:
+    """Notes where tensors lie and how they are to be read: addresses, dtypes, strides, counts, and no sign that waits.
 
     Together these tell of another shape too, for what is contiguous, as state is. Parameters' shapes are asked for
     where their cut is (`Units`). A count is read in a third of the time.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        chunks = [tensors[i : i + _CHUNK] for i in range(0, len(tensors), _CHUNK)]
-        self._chunks = [
+        portions = [tensors[i : i + _PORTION] for i in range(0, len(tensors), _PORTION)]
+        self._portions = [
             (
                 some,
                 [*map(Tensor.data_ptr, some)],
@@ -138,12 +138,12 @@ class Lie:
                 shared(map(Tensor.stride, some)),
                 [*map(Tensor.numel, some)],
             )
-            for some in chunks
+            for some in portions
         ]
 
     def holds(self) -> bool:
-        """Whether nothing of it has changed."""
-        for some, addresses, dtypes, strides, counts in self._chunks:
+        """Say whether nothing of it has changed."""
+        for some, addresses, dtypes, strides, counts in self._portions:
             if [*map(Tensor.data_ptr, some)] != addresses or [*map(_dtype, some)] != dtypes:
                 return False
             if [*map(Tensor.stride, some)] != strides or [*map(Tensor.numel, some)] != counts:
@@ -153,8 +153,8 @@ class Lie:
         return True
 
 
-_CHUNK = 128
-"""Tensors that stay in the processor's cache from one pass over them to the next."""
+_PORTION = 128
+"""So many tensors stay in the processor's cache from one pass over them to the next."""
 
 
 def shared(values: Iterable[Any]) -> list[Any]:

@@ -75,7 +75,7 @@ class StepState:
 
     def _remember(self, unit: Unit, kept: Sequence[str]) -> None:
         """Note that all is in order now. What has no numbers lies nowhere, and is looked at again each time."""
-        parts = [unit.part(param) for param in unit.params]
+        parts = [unit.local(param) for param in unit.params]
         if all(map(has_numbers, parts)):
             states = [self._optimizer.state[param] for param in unit.params]
             unit.known = Known.of(kept, unit.group["capturable"], parts, states)
@@ -83,7 +83,7 @@ class StepState:
     def _fitted(self, unit: Unit, param: Tensor, blocks: Sequence[str], update: Update) -> State:
         """Return the state of a parameter for this step, with what its blocks keep; see `ready`."""
         owner, whose = self._owner, _describe(unit, param)
-        _require_writable(owner, unit.part(param), whose)
+        _require_writable(owner, unit.local(param), whose)
         if unit.group["capturable"]:
             rule = f"False where parameters are not on one of {', '.join(CAPTURABLE)} (for {whose})"
             fits = param.device.type in CAPTURABLE
@@ -125,7 +125,7 @@ class StepState:
             return torch.tensor(0, dtype=torch.int64, device=counter_device(param, unit.group["capturable"]))
         if name == "cut":
             return torch.tensor(unit.cut.fingerprint, dtype=torch.int64)
-        return torch.zeros(shape, dtype=statistics_dtype(param), device=unit.part(param).device)
+        return torch.zeros(shape, dtype=statistics_dtype(param), device=unit.local(param).device)
 
     # Counters ------------------------------------------------------------------------------------------------------
 

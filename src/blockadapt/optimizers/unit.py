@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from blockadapt.kernels import Place
-from blockadapt.partition import Cut, IndexGroups, Partition, index_groups, partition, resolve
+from blockadapt.partition import Cut, IndexGroups, Partition, index_groups, partition, resolve, spans
 from blockadapt.spectrum import SpectrumClip
 from blockadapt.terms import Term
 
@@ -97,7 +97,7 @@ class Share(Protocol):
         """Give the process group whose processes hold other rows; None if all rows lie here."""
         ...
 
-    def part(self, param: Tensor) -> Tensor:
+    def local(self, param: Tensor) -> Tensor:
         """Return these rows of a parameter, in the memory where they are moved."""
         ...
 
@@ -175,9 +175,9 @@ class Unit:
         """Return its blocks, wherever they lie."""
         return (isinstance(self.cut, Partition) and self.cut.whole) or self.cut
 
-    def part(self, param: Tensor) -> Tensor:
+    def local(self, param: Tensor) -> Tensor:
         """Return what of a parameter is moved here, as a plain tensor."""
-        return param if self.share is None else self.share.part(param)
+        return param if self.share is None else self.share.local(param)
 
     def gradient(self, param: Tensor) -> Tensor | None:
         """Return its gradient, as a plain tensor."""
@@ -199,7 +199,7 @@ class Unit:
             return False
         if self.share is None:
             return True
-        return all(self.part(param) is tensor for param, tensor in zip(self.params, self.known.tensors, strict=False))
+        return all(self.local(param) is tensor for param, tensor in zip(self.params, self.known.tensors, strict=False))
 
     def forget(self) -> None:
         """Let go of the places, and look at everything again: views keep the memory of what was freed."""
@@ -213,16 +213,17 @@ def units_of(group: Group, index: int) -> Iterator[Unit]:
         Each unit, in the order of the parameters.
     """
     params = group["params"]
-    spans = group["grouping"] == "joint" or isinstance(group["grouping"], IndexGroups)
-    together = [(0, tuple(params))] if spans and params else [(i, (param,)) for i, param in enumerate(params)]
+    spanning = params and spans(group["grouping"])
+    together = [(0, tuple(params))] if spanning else [(i, (param,)) for i, param in enumerate(params)]
     for position, members in together:
         yield Unit(group, index, position, members, _cut(group, members))
 
 
 def _cut(group: Group, params: Sequence[Tensor]) -> Cut:
     """Cut these parameters: all of them together where blocks may span them, else the only one."""
-    spanning = index_groups(group["grouping"], params)
-    return spanning or partition(tuple(params[0].shape), group["grouping"], group["block_size"])
+    if spans(group["grouping"]):
+        return index_groups(group["grouping"], params)
+    return partition(tuple(params[0].shape), group["grouping"], group["block_size"])
 
 
 def is_closed(group: Group, step: Term) -> bool:

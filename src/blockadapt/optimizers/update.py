@@ -72,7 +72,7 @@ class Update:
     ) -> None:
         """Add all blocks of a parameter that is cut by a named grouping."""
         owner, cut = unit.owner, unit.cut
-        param, grad = unit.part(owner), _readable(unit.gradient(owner))
+        param, grad = unit.local(owner), _readable(unit.gradient(owner))
         assert isinstance(cut, Partition)
         dtype = statistics_dtype(param)
         places = unit.places
@@ -98,7 +98,7 @@ class Update:
         groups = unit.cut
         assert isinstance(groups, IndexGroups)
         dtype, device = statistics_dtype(unit.owner), unit.owner.device
-        params, grads = [unit.part(param) for param in unit.params], [unit.gradient(param) for param in unit.params]
+        params, grads = [unit.local(param) for param in unit.params], [unit.gradient(param) for param in unit.params]
         staged = [self.stage(param, grad, dtype) for param, grad in zip(params, grads, strict=True)]
         self.moved += [param for param in unit.params if param.grad is not None]
         x, g = (torch.cat([pair[i].flatten() for pair in staged]) for i in (0, 1))
@@ -113,7 +113,7 @@ class Update:
         m = torch.cat(averages) if averages else None
         moved: list[tuple[Tensor, Tensor, Tensor | None]] = []
         if unit.tables is None:
-            unit.tables = [_beside(unit.owner, table).unsqueeze(1) for table in groups.tables.values()]
+            unit.tables = [_on_device_of(unit.owner, table).unsqueeze(1) for table in groups.tables.values()]
         for n, index, kept in zip(groups.sizes, unit.tables, part_states(groups, states[0]), strict=True):
             place = Place(n, x[index], m[index] if m is not None else None, **kept, function=self.function)
             self.add(Segment(place, g[index], refresh, coefficients, tally))
@@ -138,7 +138,7 @@ class Update:
 
         A parameter without a gradient is treated as `add_group` does.
         """
-        param, grad = unit.part(owner), unit.gradient(owner)
+        param, grad = unit.local(owner), unit.gradient(owner)
         if grad is None:
             if "exp_avg" in state:
                 self.finish.append(lambda: state["exp_avg"].mul_(coefficients.first.beta))
@@ -176,8 +176,8 @@ class Update:
         torch.autograd.graph.increment_version(self.moved)  # autograd does not see what is written through addresses
 
 
-def _beside(param: Any, table: Tensor) -> Tensor:
-    """Return a table on the device of a parameter; a FakeTensor beside a FakeTensor."""
+def _on_device_of(param: Any, table: Tensor) -> Tensor:
+    """Return a table on the device of a parameter; a FakeTensor where that is one."""
     fake: Any = getattr(param, "fake_mode", None)
     return (table if fake is None else fake.from_tensor(table)).to(param.device)
 

@@ -328,7 +328,6 @@ def bench(
     """
     from blockadapt_experiments.commands.bench import SECTIONS
     from blockadapt_experiments.commands.bench.gpu import contenders, gpu_rows, models, require_device
-    from blockadapt_experiments.commands.bench_ranks import rank_rows
     from blockadapt_experiments.running.environment import environment
 
     with _one_sentence():
@@ -336,7 +335,7 @@ def bench(
         require_directory("bench", out)
     console = Console()
     rows: list[Row] = []
-    sections = {**SECTIONS, "many processes": rank_rows}
+    sections = SECTIONS
     if there.type != "cpu":
         sections = {
             name: lambda rounds, name=name: gpu_rows(there, rounds, contenders(), name)  # type: ignore[misc]

@@ -301,10 +301,10 @@ def test_ascent_and_both_backends_give_the_same_figures(backend: str) -> None:
     check(run(METHODS["adam"], options, backend=backend), METHODS["adam"], options)
 
 
-def test_blocks_in_chunks_are_the_blocks_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_in_portions_are_the_blocks_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     options = options_for("chunk", "clipped")
     for size in (1, 20):  # one block at a time; two blocks of three at a time
-        monkeypatch.setattr("blockadapt.diagnostics.figures.CHUNK", size)
+        monkeypatch.setattr("blockadapt.diagnostics.figures.PORTION", size)
         check(run(METHODS["amsgrad"], options), METHODS["amsgrad"], options)
 
 
@@ -622,7 +622,7 @@ def test_two_recorders_are_independent() -> None:
 
 @pytest.mark.slow
 def test_a_million_parameters_take_little_more_memory() -> None:
-    """Blocks are looked at in chunks: the peak stays far below one float64 matrix a block (80 MB), taken ten times."""
+    """Blocks are looked at in portions: the peak stays far below one float64 matrix a block (80 MB), ten times."""
     code = """
 import resource, torch
 from blockadapt import BlockAdam

@@ -178,7 +178,7 @@ def test_a_users_spectral_function_is_what_is_applied(clip: SpectrumClip | None)
         torch.testing.assert_close(weight.detach(), x)
 
 
-def test_without_a_form_for_lanes_blocks_go_through_eigh() -> None:
+def test_without_a_formula_for_lanes_blocks_go_through_eigh() -> None:
     batch = Batch(4, torch.float32, CPU, FourthRoot())
     assert get_kernel("numba").kernel_for(batch).name == "eigh"
 

@@ -109,32 +109,6 @@ def test_a_gradient_whose_sign_waits_is_read_as_it_is_meant(options: dict[str, A
 
 
 @BACKENDS
-def test_autograd_notices_a_step(backend: str) -> None:
-    param, optimizer = trained(backend=backend)
-    loss = param.square().sum()
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-@BACKENDS
-def test_amsgrad_switched_off_takes_effect_at_once(backend: str) -> None:
-    (param, optimizer), (twin, other) = (trained(amsgrad=True, backend=backend) for _ in range(2))
-    param.grad.mul_(1e-3)
-    twin.grad.mul_(1e-3)
-    optimizer.param_groups[0]["amsgrad"] = False
-    saved = other.state_dict()
-    saved["param_groups"][0]["amsgrad"] = False
-    del saved["state"][0]["largest"]
-    never = BlockAdam([twin], backend=backend)
-    never.load_state_dict(saved)
-    optimizer.step()
-    never.step()
-    assert param.equal(twin)
-    assert "largest" not in optimizer.state[param]
-
-
-@BACKENDS
 def test_a_basis_that_was_not_kept_so_far_is_found_anew_at_once(backend: str) -> None:
     """Step 8 with `refresh_every=10` would use the basis of step 1, which nobody kept."""
     (kept, optimizer), (always, other) = (trained(steps=7, backend=backend) for _ in range(2))
@@ -176,40 +150,6 @@ def test_a_checkpoint_between_a_change_of_options_and_the_next_step_goes_on(chan
         optimizer.step()
         resumed.step()
     assert everything(resumed) == everything(optimizer)
-
-
-@BACKENDS
-def test_the_same_cut_by_another_name_goes_on(backend: str) -> None:
-    (param, optimizer), (twin, plain) = (trained(grouping="auto", backend=backend) for _ in range(2))
-    optimizer.param_groups[0]["grouping"] = "input"
-    optimizer.step()
-    plain.step()
-    assert param.equal(twin)
-
-
-def test_deleting_the_state_lets_blocks_be_cut_anew() -> None:
-    param, optimizer = trained()
-    fresh = nn.Parameter(param.detach().clone())
-    fresh.grad = param.grad.clone()
-    optimizer.param_groups[0]["grouping"] = "output"
-    del optimizer.state[param]
-    optimizer.step()
-    BlockAdam([fresh], grouping="output", block_size=5, lr=0.01).step()
-    assert param.equal(fresh)
-
-
-def test_a_group_that_is_removed_leaves_nothing_behind() -> None:
-    (first, second) = (nn.Parameter(torch.ones(40)) for _ in range(2))
-    optimizer = BlockAdam([{"params": [first]}, {"params": [second]}])
-    first.grad = second.grad = torch.ones(40)
-    optimizer.step()
-    optimizer.step()
-    del optimizer.param_groups[1], optimizer.state[second]
-    gone = weakref.ref(second)
-    del second
-    optimizer.step()
-    gc.collect()
-    assert gone() is None
 
 
 @BACKENDS
@@ -330,11 +270,6 @@ def test_a_clip_on_a_group_that_began_with_no_lr_is_refused() -> None:
     refused(optimizer, "`lr` must be > 0 where `clip` has a `final_lr`")
 
 
-def test_a_tensor_subclass_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^BlockAdam: `params` must be plain tensors, got TwoTensor"):
-        BlockAdam([nn.Parameter(TwoTensor(torch.ones(4), torch.ones(4)))])
-
-
 def test_a_subclass_that_slips_in_later_is_refused() -> None:
     param, optimizer = trained((4,))
     param.grad = TwoTensor(torch.ones(4), torch.ones(4))
@@ -363,14 +298,6 @@ def test_an_inference_tensor_is_refused() -> None:
     param.grad = torch.ones(4)
     with pytest.raises(ValueError, match="got an inference tensor"):
         BlockAdam([param]).step()
-
-
-def test_a_parameter_listed_twice_is_refused() -> None:
-    param = nn.Parameter(torch.zeros(3))
-    with pytest.raises(ValueError, match=r"^BlockAdam: `params` must be each parameter once, got entry 1 a"):
-        BlockAdam([param, param])
-    with pytest.raises(ValueError, match="entry 2 a second time"):
-        BlockAdam([{"params": (p for p in [("a", param), ("b", nn.Parameter(torch.zeros(2))), ("c", param)])}])
 
 
 @pytest.mark.parametrize("size", [1e25, 1e38])

@@ -1,4 +1,4 @@
-"""The theorems of Yun, Lozano and Yang (2019) as functions: constants, conditions and bounds.
+"""States the theorems of Yun, Lozano and Yang (2019) as functions: constants, conditions and bounds.
 
 A function is the corrected form, which holds; in `printed`, one of the same name is what the paper prints. Letters:
 

@@ -1,4 +1,4 @@
-"""One range for every name that a function of the theory may take."""
+"""Gives one range to every name that a function of the theory may take."""
 
 from __future__ import annotations
 

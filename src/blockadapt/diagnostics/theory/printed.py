@@ -1,4 +1,4 @@
-"""What the paper prints where it is wrong, under the names that the corrected functions have."""
+"""Repeats what the paper prints where it is wrong, under the names that the corrected functions have."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def theorem1_constants(
 
 
 def theorem1_bound(constants: Theorem1Constants, term_a: Iterable[float], term_b: Iterable[float]) -> float:
-    """As printed, the sum of Q_t² ends at T − 1, although the proof's T₅ has all of them."""
+    """Return the bound as printed: its sum of Q_t² ends at T − 1, although the proof's T₅ has all of them."""
     Q = list(term_b)
     return theorem1.theorem1_bound(constants, term_a, Q) - (constants.c3 * Q[-1] ** 2 if Q else 0.0)
 
@@ -79,7 +79,7 @@ def momentum_bound(momentum: float, gradient: float, beta1: float) -> float:
 def theorem2_remainder(
     *, lr: float, smoothness: float, gradient_bound: float, beta1: float, beta1_decay: float, beta2: float, eps: float
 ) -> float:
-    """C = α β₁ G²/(δ (1 − λ)) · (1 + G² √(1 − β₂)/δ + β₁ G L/(δ (1 + λ))).
+    """Return C = α β₁ G²/(δ (1 − λ)) · (1 + G² √(1 − β₂)/δ + β₁ G L/(δ (1 + λ))).
 
     Where G < 1/2 it is less than the sum that the proof bounds by it.
     """
@@ -104,7 +104,7 @@ def theorem2_bound(
     batch_size: float,
     early_gradients: float = 0.0,
 ) -> float:
-    """As printed, with C/T in place of C/(α T), f(x_{t₀}) − f* for the gap, and in C also Σ_{t<t₀} ‖∇f(x_t)‖².
+    """Return the bound as printed: C/T for C/(α T), f(x_{t₀}) − f* for the gap, and in C also Σ_{t<t₀} ‖∇f(x_t)‖².
 
     Args:
         steps: T.

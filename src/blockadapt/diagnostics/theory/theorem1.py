@@ -1,4 +1,4 @@
-"""Theorem 1 and its corollary, in the form that holds."""
+"""States Theorem 1 and its corollary as they hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blockadapt.validation import require
 
 @checked
 def euclidean_bound(coordinate_bound: float, dimension: int) -> float:
-    """G = √d G_∞: what a bound of every coordinate says about the Euclidean norm.
+    """Return G = √d G_∞, which is what a bound of every coordinate says about the Euclidean norm.
 
     The paper's G_∞² is therefore d G_∞² wherever its proofs use ‖·‖₂, and Σ_i |p_{t,i} − p_{t−1,i}| ≤ d Q_t: under its
     own assumption Term B gains nothing over the sum that stands in the diagonal theory.
@@ -21,7 +21,7 @@ def euclidean_bound(coordinate_bound: float, dimension: int) -> float:
 
 
 class Theorem1Constants(NamedTuple):
-    """C₁ to C₄ of Theorem 1: what multiplies ΣA, ΣQ and ΣQ², and what is added."""
+    """Holds C₁ to C₄ of Theorem 1: what multiplies ΣA, ΣQ and ΣQ², and what is added."""
 
     c1: float
     c2: float
@@ -65,7 +65,7 @@ def theorem1_constants(
 
 
 def theorem1_bound(constants: Theorem1Constants, term_a: Iterable[float], term_b: Iterable[float]) -> float:
-    """E Σ_{t≤T} ⟨∇f(x_t), P_t ∇f(x_t)⟩ ≤ C₁ Σ_{t=1}^T A_t + C₂ Σ_{t=2}^T Q_t + C₃ Σ_{t=2}^T Q_t² + C₄.
+    """Bound E Σ_{t≤T} ⟨∇f(x_t), P_t ∇f(x_t)⟩ ≤ C₁ Σ_{t=1}^T A_t + C₂ Σ_{t=2}^T Q_t + C₃ Σ_{t=2}^T Q_t² + C₄.
 
     Args:
         constants: From `theorem1_constants`.
@@ -78,7 +78,7 @@ def theorem1_bound(constants: Theorem1Constants, term_a: Iterable[float], term_b
 
 
 def theorem1_rate(bound: float, smallest: Iterable[float]) -> float:
-    """min_t E‖∇f(x_t)‖² ≤ bound / Σ_t γ_t, γ_t the least λ_min(P_t) over all gradients that may have come."""
+    """Bound min_t E‖∇f(x_t)‖² ≤ bound / Σ_t γ_t, γ_t the least λ_min(P_t) over all gradients that may have come."""
     total = math.fsum(smallest)
     require(total > 0, "theorem1_rate", "smallest", "numbers whose sum is > 0", total)
     return bound / total
@@ -89,7 +89,7 @@ def theorem1_rate(bound: float, smallest: Iterable[float]) -> float:
 
 @checked
 def term_a_log_det(eigenvalues: Iterable[float], eps: float, lr: float = 1.0) -> float:
-    """Σ_t A_t ≤ α² log det(I + S_T/δ²) = α² Σ_i log(1 + λ_i/δ²), λ_i the eigenvalues of S_T = Σ_{t≤T} g_t g_tᵀ.
+    """Bound Σ_t A_t ≤ α² log det(I + S_T/δ²) = α² Σ_i log(1 + λ_i/δ²), λ_i the eigenvalues of S_T = Σ_{t≤T} g_t g_tᵀ.
 
     It holds for P_t = α (δ² I + S_t)^{-1/2}, and for α (S_t^{1/2} + δ √t I)^{-1}, which `BlockAdagrad` applies. Blocks
     add up.
@@ -99,24 +99,24 @@ def term_a_log_det(eigenvalues: Iterable[float], eps: float, lr: float = 1.0) ->
 
 @checked
 def term_a_sum(steps: int, dimension: int, gradient_bound: float, eps: float, lr: float = 1.0) -> float:
-    """Σ_t A_t ≤ α² d log(1 + T G²/(d δ²)): `term_a_log_det` at its worst."""
+    """Bound Σ_t A_t ≤ α² d log(1 + T G²/(d δ²)): `term_a_log_det` at its worst."""
     return lr**2 * dimension * math.log1p(steps * gradient_bound**2 / (dimension * eps**2))
 
 
 def term_b_trace(first: Iterable[float], last: Iterable[float]) -> float:
-    """Σ_{t=2}^T Q_t ≤ Σ_{t=2}^T ‖P_t − P_{t−1}‖_* = tr P₁ − tr P_T, because P_t falls; from the eigenvalues of both."""
+    """Bound Σ_{t=2}^T Q_t ≤ Σ_{t=2}^T ‖P_t − P_{t−1}‖_* = tr P₁ − tr P_T, by the eigenvalues of both: P_t falls."""
     return math.fsum(first) - math.fsum(last)
 
 
 @checked
 def term_b_sum(dimension: int, eps: float, lr: float = 1.0) -> float:
-    """Σ_{t≥2} Q_t ≤ tr P₁ ≤ α d/δ."""
+    """Bound Σ_{t≥2} Q_t ≤ tr P₁ ≤ α d/δ."""
     return lr * dimension / eps
 
 
 @checked
 def term_b_square_sum(dimension: int, eps: float, lr: float = 1.0) -> float:
-    """Σ_{t≥2} Q_t² ≤ tr P₁² ≤ α² d/δ²."""
+    """Bound Σ_{t≥2} Q_t² ≤ tr P₁² ≤ α² d/δ²."""
     return lr**2 * dimension / eps**2
 
 
@@ -124,7 +124,7 @@ def term_b_square_sum(dimension: int, eps: float, lr: float = 1.0) -> float:
 def corollary_bound(
     constants: Theorem1Constants, *, steps: int, dimension: int, gradient_bound: float, eps: float, lr: float = 1.0
 ) -> float:
-    """AdaGrad and AdaFom, α_t = α/√t: min_t E‖∇f(x_t)‖² = O(d log T/√T).
+    """Bound AdaGrad and AdaFom, α_t = α/√t: min_t E‖∇f(x_t)‖² = O(d log T/√T).
 
         (G + δ)/(α √T) · (C₁ α² d log(1 + T G²/(d δ²)) + C₂ α d/δ + C₃ α² d/δ² + C₄)
 

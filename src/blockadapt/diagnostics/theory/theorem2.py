@@ -1,4 +1,4 @@
-"""Theorem 2 (RMSprop and Adam), in the form that holds."""
+"""States Theorem 2 (RMSprop and Adam) as it holds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from blockadapt.diagnostics.theory._arguments import checked
 
 @checked
 def condition_bound(gradient_bound: float, beta2: float, eps: float) -> float:
-    """κ(√β₂ V^{1/2} + δ I) ≤ 1 + √β₂ G/δ, whatever the gradients."""
+    """Bound κ(√β₂ V^{1/2} + δ I) ≤ 1 + √β₂ G/δ, whatever the gradients."""
     return 1 + math.sqrt(beta2) * gradient_bound / eps
 
 
 class Theorem2Conditions(NamedTuple):
-    """Which conditions of Theorem 2 hold. It needs both."""
+    """Says which conditions of Theorem 2 hold. It needs both."""
 
     decay: bool
     step_size: bool
@@ -52,7 +52,7 @@ def gradient_limit(beta2: float, eps: float) -> float:
 
 @checked
 def root_change_bound(gradient: float, beta2: float) -> float:
-    """‖V_t^{1/2} − √β₂ V_{t−1}^{1/2}‖₂ ≤ √(1 − β₂) ‖g_t‖, of any rank.
+    """Bound ‖V_t^{1/2} − √β₂ V_{t−1}^{1/2}‖₂ ≤ √(1 − β₂) ‖g_t‖, of any rank.
 
     The paper goes through ‖X Y‖₂ ≤ tr(X Y), false where X and Y do not commute, and through λ_min(g gᵀ) = ‖g‖².
     """
@@ -61,7 +61,7 @@ def root_change_bound(gradient: float, beta2: float) -> float:
 
 @checked
 def momentum_bound(momentum: float, gradient: float, beta1: float) -> float:
-    """‖m_t‖² ≤ β₁ ‖m_{t−1}‖² + (1 − β₁) ‖g_t‖² (Lemma 13, corrected)."""
+    """Bound ‖m_t‖² ≤ β₁ ‖m_{t−1}‖² + (1 − β₁) ‖g_t‖² (Lemma 13, corrected)."""
     return beta1 * momentum**2 + (1 - beta1) * gradient**2
 
 
@@ -69,7 +69,7 @@ def momentum_bound(momentum: float, gradient: float, beta1: float) -> float:
 def theorem2_remainder(
     *, lr: float, smoothness: float, gradient_bound: float, beta1: float, beta1_decay: float, beta2: float, eps: float
 ) -> float:
-    """C = α β₁ G²/(δ (1 − λ)) · (1 + G √(1 − β₂)/δ + α L/(2δ)): what momentum costs over all steps, β₁ₜ = β₁ λ^{t−1}.
+    """Return C = α β₁ G²/(δ (1 − λ)) · (1 + G √(1 − β₂)/δ + α L/(2δ)), which momentum costs in all, β₁ₜ = β₁ λ^{t−1}.
 
     It is infinite where β₁ does not decay (λ = 1).
     """
@@ -78,7 +78,7 @@ def theorem2_remainder(
 
 
 def momentum_series(beta1: float, beta1_decay: float) -> float:
-    """Σ_t β₁ λ^{t−1} = β₁/(1 − λ)."""
+    """Return Σ_t β₁ λ^{t−1} = β₁/(1 − λ)."""
     if beta1 == 0:
         return 0.0
     return math.inf if beta1_decay == 1 else beta1 / (1 - beta1_decay)
@@ -99,7 +99,7 @@ def theorem2_bound(
     variance: float,
     batch_size: float,
 ) -> float:
-    """RMSprop and Adam without bias correction, where `theorem2_conditions` hold: (1/T) Σ_t E‖∇f(x_t)‖² is at most
+    """Bound RMSprop and Adam without bias correction where `theorem2_conditions` hold: (1/T) Σ_t E‖∇f(x_t)‖² is at most
 
         3 (√β₂ G + δ)/(1 − β₁) · [(f(x₁) − f*)/(α T) + (σ²/M) (G √(1 − β₂)/δ² + α L/(2δ²)) + C/(α T)]
 

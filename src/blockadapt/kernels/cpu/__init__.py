@@ -1,1 +1,1 @@
-"""The fast kernel: 32 blocks at a time in SIMD lanes, compiled by Numba."""
+"""The fast kernel moves 32 blocks at a time, in SIMD lanes; Numba compiles it."""

@@ -1,8 +1,8 @@
-"""What the next tile needs of memory: noted first, then asked for while this tile is computed.
+"""Asks for what the next tile needs of memory while this tile is computed; it is noted first.
 
-It lies after this tile's in memory, almost always. It is asked for bit by bit, between pieces of arithmetic that touch
-no new memory themselves, such as the rotations of a QR sweep: all at once would fill the processor's few slots for
-lines on their way, and stall.
+It lies after this tile's in memory, almost always. It is asked for bit by bit, between stretches of arithmetic that
+touch no new memory themselves, such as the rotations of a QR sweep: all at once would fill the processor's few slots
+for lines on their way, and stall.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blockadapt.kernels.cpu.tables import ADDRESS, BASIS, COORDINATES, V
 
 @inlined
 def note_(n: int, tables: Any, s: Any, basis: Any, eigenvalues: Any, within: bool, L: int) -> int:
-    """Addresses of the pairs of lines that the next tile needs, into `s.ahead`; returns how many there are.
+    """Write the addresses of the pairs of lines that the next tile needs into `s.ahead`; returns how many there are.
 
     `within` says that each block's own coordinates are contiguous in memory; else neighbouring blocks' are.
     """
@@ -43,14 +43,14 @@ def note_(n: int, tables: Any, s: Any, basis: Any, eigenvalues: Any, within: boo
 
 @jit
 def note_rows_(ahead: Any, noted: int, address: int, rows: int, row: int) -> int:
-    """So many rows, of so many bytes, after as many that begin at an address; returns how many pairs are noted then."""
+    """Note so many rows of `row` bytes, past as many at an address; returns how many pairs are noted then."""
     noted_then: int = note_series_(ahead, noted, address + rows * row, PAIR, rows * (row // PAIR))
     return noted_then
 
 
 @jit
 def note_series_(ahead: Any, noted: int, address: int, stride: int, count: int) -> int:
-    """So many pairs from an address on, by a stride; returns how many are noted then."""
+    """Note so many pairs from an address on, by a stride; returns how many are noted then."""
     for i in range(count):
         ahead[np.uint64(noted + i)] = address + i * stride  # unsigned: an index from the end would cost a test each
     return noted + count

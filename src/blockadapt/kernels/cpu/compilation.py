@@ -1,4 +1,4 @@
-"""Compile once: machine code is kept on disk, under a name that changes with anything that could change it.
+"""Compiles once: machine code is kept on disk, under a name that changes with anything that could change it.
 
 What is kept is executed later. So it is read only from a folder that is the user's own (`private_folder`), and it is
 object code with a checksum: nothing is unpickled. Several processes may start at once: one compiles while the others
@@ -27,17 +27,17 @@ COMPILING = "blockadapt: compiling the CPU kernel for {dtype}, once (about 10 s)
 COMPILING_UNKEPT = "blockadapt: compiling the CPU kernel for {dtype} (about 10 s)."
 WAITING = "blockadapt: waiting for another process to compile the CPU kernel for {dtype}."
 _PATIENCE = 1.0
-"""Seconds that something takes before it is told."""
+"""What takes more seconds than this is told."""
 
 _compiling = threading.Lock()
 
 
 class CacheWarning(UserWarning):
-    """The cache of compiled kernels is not used, so every process compiles for itself."""
+    """Warns that the cache of compiled kernels is not used, so that every process compiles for itself."""
 
 
 def cache_folder() -> Path:
-    """Where kernels are kept: below `NUMBA_CACHE_DIR` if that is set, else in the user's cache.
+    """Say where kernels are kept: below `NUMBA_CACHE_DIR` if that is set, else in the user's cache.
 
     A relative `XDG_CACHE_HOME` is ignored, as the XDG specification demands.
     """
@@ -48,7 +48,7 @@ def cache_folder() -> Path:
 
 
 def compiled(function: Callable[[Any], None], dtype: str) -> Any:
-    """`function` as a C function of one pointer, in its attribute `ctypes`: from the disk, or compiled now.
+    """Make `function` a C function of one pointer, in its attribute `ctypes`: load it from the disk, or compile it now.
 
     Warns:
         CacheWarning: The cache cannot be used. Nothing was read from it, then.
@@ -84,13 +84,13 @@ def _compiled_now(function: Callable[[Any], None]) -> Any:
 
 
 class _Loaded(NamedTuple):
-    """A C function that was kept, as Numba's own are: in the attribute `ctypes`."""
+    """Holds a C function that was kept as Numba's own hold theirs: in the attribute `ctypes`."""
 
     ctypes: Any
 
 
 def _loaded(kept: bytes | None) -> _Loaded | None:
-    """What `_content` has kept; None if there is none, if it is damaged, or if something that it calls is missing."""
+    """Load what `_content` has made; None if there is none, it is damaged, or something that it calls is missing."""
     from llvmlite import binding
     from numba.core.registry import cpu_target
     from numba.core.runtime import rtsys
@@ -115,7 +115,7 @@ def _loaded(kept: bytes | None) -> _Loaded | None:
 
 
 def _file_name(function: Callable[[Any], None], dtype: str) -> str:
-    """A name for everything that the machine code depends on."""
+    """Name everything that the machine code depends on."""
     import llvmlite
     import numba
     from numba.core.registry import cpu_target
@@ -129,7 +129,7 @@ def _file_name(function: Callable[[Any], None], dtype: str) -> str:
 
 
 def _identity(value: Any) -> object:
-    """What tells a function apart from all others: its code, its file, and the same of all that it closes over."""
+    """Tell a function apart from all others: by its code, its file, and the same of all that it closes over."""
     function = getattr(value, "py_func", value)  # Numba's functions keep the Python one there
     if not hasattr(function, "__code__"):
         try:
@@ -144,7 +144,7 @@ def _identity(value: Any) -> object:
 
 
 def _content(fresh: Any) -> bytes:
-    """Checksum, the function's symbol and those that it calls, a zero byte, object code.
+    """Lay out what is kept: checksum, the function's symbol and those that it calls, a zero byte, object code.
 
     Raises:
         ValueError: The code is good for this process only.
@@ -162,7 +162,7 @@ def _content(fresh: Any) -> bytes:
 
 
 def _absolute(variable: str) -> str | None:
-    """What an environment variable holds, if that is an absolute path."""
+    """Read an environment variable; None if it holds no absolute path."""
     value = os.environ.get(variable, "")
     return value if os.path.isabs(value) else None
 
@@ -172,7 +172,7 @@ def _absolute(variable: str) -> str | None:
 
 @contextlib.contextmanager
 def _lock(path: Path, dtype: str) -> Iterator[None]:
-    """Held by this process alone."""
+    """Hold a lock that only one process has at a time."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, mode=0o600)

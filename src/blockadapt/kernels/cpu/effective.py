@@ -1,4 +1,4 @@
-"""The effective spectrum: what becomes of the eigenvalues, and y with them."""
+"""Applies the effective spectrum: what becomes of the eigenvalues, and of y with them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from blockadapt.kernels.cpu.tile_io import from_lanes_, to_lanes_
 
 
 @jit
-def effective_(n: int, d: Any, y: Any, terms: Any, sums: Any, form: Any, L: int) -> None:
-    """y ← s(λ) y with s = clip(f(λ / correction), lower, upper), λ no less than resolution · λ_max.
+def effective_(n: int, d: Any, y: Any, terms: Any, sums: Any, formula: Any, L: int) -> None:
+    """Set y ← s(λ) y with s = clip(f(λ / correction), lower, upper), λ no less than resolution · λ_max.
 
     Where there is room for `sums`, each lane's Σ f(λ) y² and Σ y² go there, see `contract.Tally`. They are summed in
     units of λ_max, so that no square is lost, and are float64 in the end.
@@ -40,14 +40,14 @@ def effective_(n: int, d: Any, y: Any, terms: Any, sums: Any, form: Any, L: int)
     unbias = broadcast(f(1)) / load(terms, TERM.spectrum.correction * L)
     if sums.size == 0:
         for i in range(n):
-            s = evaluate(form, maximum(load(d, i * L), floor) * unbias, lr, damping)
+            s = evaluate(formula, maximum(load(d, i * L), floor) * unbias, lr, damping)
             store(y, i * L, load(y, i * L) * minimum(maximum(s, lower), upper))
         return
     along, square = broadcast(f(0)), broadcast(f(0))
     unit = power_of_two(maximum(largest, broadcast(f(thresholds(d).least_normal))))
     inverse = broadcast(f(1)) / unit
     for i in range(n):
-        s = evaluate(form, maximum(load(d, i * L), floor) * unbias, lr, damping)
+        s = evaluate(formula, maximum(load(d, i * L), floor) * unbias, lr, damping)
         row = load(y, i * L)
         power = row * inverse * row
         along, square = fma(s, power, along), square + power
@@ -69,7 +69,7 @@ def tally_(tables: Any, tile: int, sums: Any, L: int) -> None:
 
 @jit
 def amsgrad_(n: int, d: Any, addresses: Any, ranks: Any, largest: Any, merged: Any, keep: Any, L: int) -> None:
-    """Σ̂ ← max(Σ̂, Σ), both ascending; d ← Σ̂ in the order of d. Lanes outside `keep` leave Σ̂ as it is.
+    """Set Σ̂ ← max(Σ̂, Σ), both ascending, and d ← Σ̂ in the order of d. Lanes outside `keep` leave Σ̂ as it is.
 
     Equal eigenvalues rank in their own order, so that each has a rank of its own.
     """

@@ -1,4 +1,4 @@
-"""Many small symmetric eigenproblems at once, one in each SIMD lane.
+"""Solves many small symmetric eigenproblems at once, one in each SIMD lane.
 
     1  T = Hᵀ V H, Householder reflections to tridiagonal form            y ← Hᵀ m
     2  Λ = Rᵀ T R, implicit QR with Wilkinson shifts, rotations logged    y ← Rᵀ y
@@ -41,7 +41,7 @@ from blockadapt.kernels.cpu.tridiagonal import four_columns
 
 @jit
 def diagonalise_2x2_(a: Any, d: Any, e: Any, y: Any, log: Any, L: int) -> None:
-    """Λ = Rᵀ A R and y ← Rᵀ y for blocks of 2 by one Jacobi rotation, in float64, logged as a sweep of one row."""
+    """Find Λ = Rᵀ A R and y ← Rᵀ y for blocks of 2 by one Jacobi rotation, in float64, logged as a sweep of one row."""
     zero, one, half = broadcast(0.0), broadcast(1.0), broadcast(0.5)
     first, off, second = widen(load(a, 0)), widen(load(a, L)), widen(load(a, 2 * L))
     none = off == zero
@@ -65,7 +65,7 @@ def diagonalise_2x2_(a: Any, d: Any, e: Any, y: Any, log: Any, L: int) -> None:
 
 @jit
 def small_end_first(n: int, d: Any, e: Any, L: int) -> Any:
-    """Where T has its small end on top: sweeps run from the large end to the small one.
+    """Say in which lanes T has its small end on top: sweeps run from the large end to the small one.
 
     The other way the shift gets lost among larger numbers, and with it the accuracy of small eigenvalues. As in LAPACK,
     the ends compared are those of what is coupled; an end that is noise beside the largest entry says nothing.
@@ -95,7 +95,7 @@ def reverse_(n: int, rows: Any, mask: Any, columns: int, L: int) -> None:
 
 @jit
 def diagonalise_(n: int, d: Any, e: Any, y: Any, log: Any, ends: Any, most: int, ahead: Any, noted: int, L: int) -> int:
-    """Λ = Rᵀ T R into d and y ← Rᵀ y. Each sweep's rotations go to `log`, its last row to `ends`.
+    """Find Λ = Rᵀ T R, in d, and y ← Rᵀ y. Each sweep's rotations go to `log`, its last row to `ends`.
 
     A sweep runs through the rows that some lane still works on. Each lane has its own shift, from the last 2 × 2 that
     is coupled there: its corner. With each rotation a pair of lines is asked for, see `ahead`.
@@ -134,20 +134,20 @@ def decouple_(n: int, d: Any, e: Any, L: int) -> Any:
 
 @inlined
 def is_coupled(off: Any, above: Any, here: Any, floor: Any, like: Any) -> Any:
-    """Whether an e counts beside its neighbours on the diagonal: |e| > ε (d + d') + floor."""
+    """Say whether an e counts beside its neighbours on the diagonal: |e| > ε (d + d') + floor."""
     roundoff = broadcast(like.dtype.type(thresholds(like).roundoff))
     return fma(above + here, roundoff, floor) < absolute(off)
 
 
 @inlined
 def coupled_corner(coupled: Any, corner: Any, off: Any, above: Any, here: Any) -> Any:
-    """The corner (e, d, d') so far, or the one that ends here where its e counts."""
+    """Keep the corner (e, d, d') so far, or take the one that ends here where its e counts."""
     return select(coupled, off, corner[0]), select(coupled, above, corner[1]), select(coupled, here, corner[2])
 
 
 @inlined
 def wilkinson_shift(corner: Any, like: Any) -> Any:
-    """The eigenvalue of the corner that is nearer to its last entry; that entry itself where nothing is coupled."""
+    """Compute the corner's eigenvalue that is nearer to its last entry; that entry itself where nothing is coupled."""
     f = like.dtype.type
     zero, one, half = broadcast(f(0)), broadcast(f(1)), broadcast(f(0.5))
     off, above, last = corner
@@ -162,7 +162,7 @@ def wilkinson_shift(corner: Any, like: Any) -> Any:
 def sweep_(
     hi: int, shift: Any, d: Any, e: Any, y: Any, log: Any, rotations: int, ahead: Any, noted: int, L: int
 ) -> Any:
-    """One QR sweep through rows 0 … hi with this shift: a bulge is chased down; returns the corner afterwards.
+    """Make one QR sweep through rows 0 … hi with this shift: a bulge is chased down; returns the corner afterwards.
 
     Where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities.
     """
@@ -223,7 +223,7 @@ def sweep_(
 
 @jit
 def apply_rotations_(y: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
-    """y ← R y."""
+    """Set y ← R y."""
     position = 0
     for sweep in range(sweeps):
         position += 2 * L * ends[sweep]
@@ -240,7 +240,7 @@ def apply_rotations_(y: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
 
 @jit
 def form_rotations_(n: int, u: Any, log: Any, ends: Any, sweeps: int, L: int) -> None:
-    """U = R, n rows of n columns. Rows and columns that no later sweep has touched are still those of I: left out.
+    """Make U = R, n rows of n columns. Rows and columns that no later sweep has touched are still those of I: left out.
 
     Four columns at once share the rotations; between two rotations their common row stays in registers.
     """

@@ -1,4 +1,4 @@
-"""The eigensolver for one block, as a textbook has it: NumPy, float64, no lanes. It is what `eigensolver` is tested by.
+"""Solves one block as a textbook does: NumPy, float64, no lanes. `eigensolver` is tested against it.
 
     T = Hᵀ V H      `tridiagonalise`, Householder reflections
     Λ = Rᵀ T R      `diagonalise`, implicit QR with Wilkinson's shift
@@ -20,14 +20,14 @@ ROUNDOFF = float(np.finfo(np.float64).eps)
 
 
 def decompose(V: Array) -> tuple[Array, Array]:
-    """Λ, in no order, and U, with V = U Λ Uᵀ."""
+    """Find Λ, in no order, and U, with V = U Λ Uᵀ."""
     T, H = tridiagonalise(V)
     eigenvalues, R = diagonalise(T)
     return eigenvalues, H @ R
 
 
 def tridiagonalise(V: Array) -> tuple[Array, Array]:
-    """T and H with T = Hᵀ V H: reflection k takes column k to (…, β, 0, …, 0) below its diagonal."""
+    """Find T and H with T = Hᵀ V H: reflection k takes column k to (…, β, 0, …, 0) below its diagonal."""
     n = len(V)
     T, H = V.astype(np.float64), np.eye(n)
     for k in range(n - 2):
@@ -44,7 +44,7 @@ def tridiagonalise(V: Array) -> tuple[Array, Array]:
 
 
 def diagonalise(T: Array) -> tuple[Array, Array]:
-    """Λ and R with Λ = Rᵀ T R. Each sweep works on the last part of T that is coupled by more than ε‖T‖."""
+    """Find Λ and R with Λ = Rᵀ T R. Each sweep works on the last rows of T that are coupled by more than ε‖T‖."""
     n = len(T)
     T, R = T.astype(np.float64), np.eye(n)
     negligible = ROUNDOFF * np.abs(T).max()
@@ -60,13 +60,13 @@ def diagonalise(T: Array) -> tuple[Array, Array]:
 
 
 def wilkinson_shift(above: float, off: float, here: float) -> float:
-    """The eigenvalue of [[above, off], [off, here]] that is nearer to `here`."""
+    """Compute the eigenvalue of [[above, off], [off, here]] that is nearer to `here`."""
     gap = (above - here) / 2
     return here - off * off / (gap + math.copysign(math.hypot(gap, off), gap))
 
 
 def _sweep_(T: Array, R: Array, first: int, last: int) -> None:
-    """One implicit QR step on rows first … last: a rotation makes a bulge, and the others chase it off the end."""
+    """Make one implicit QR step on rows first … last: a rotation makes a bulge, and the others chase it off the end."""
     shift = wilkinson_shift(T[last - 1, last - 1], T[last, last - 1], T[last, last])
     target, bulge = T[first, first] - shift, T[first + 1, first]
     for k in range(first, last):

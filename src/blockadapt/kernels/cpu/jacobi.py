@@ -1,4 +1,4 @@
-"""One block by Jacobi's method: slow, and it always converges. For the blocks that QR sweeps did not solve."""
+"""Solves one block by Jacobi's method, if QR sweeps did not: it is slow, and it always converges."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from blockadapt.kernels.cpu.jit import jit
-from blockadapt.kernels.cpu.thresholds import JACOBI_COUPLING, JACOBI_SWEEPS
+from blockadapt.kernels.thresholds import CPU_JACOBI_COUPLING, CPU_JACOBI_SWEEPS
 
 
 @jit
 def unpack_(n: int, packed: Any, matrix: Any) -> float:
-    """`matrix` ← V / scale from its packed triangle, with the largest entry in [½, 1); returns scale."""
+    """Set `matrix` ← V / scale from its packed triangle, with the largest entry in [½, 1); returns scale."""
     largest = 0.0
     for i in range(n):
         largest = max(largest, abs(float(packed[i * (i + 1) // 2 + i])))
@@ -24,28 +24,28 @@ def unpack_(n: int, packed: Any, matrix: Any) -> float:
 
 @jit
 def jacobi_(n: int, matrix: Any, vectors: Any) -> int:
-    """Λ = Uᵀ A U on the diagonal of `matrix` and U into `vectors`: rotations that zero one entry after another.
+    """Find Λ = Uᵀ A U, on the diagonal of `matrix`, and U, in `vectors`: rotations zero one entry after another.
 
     Returns the number of sweeps.
     """
     for i in range(n):
         for j in range(n):
             vectors[i, j] = 1.0 if i == j else 0.0
-    for sweep in range(JACOBI_SWEEPS):
+    for sweep in range(CPU_JACOBI_SWEEPS):
         rotations = 0
         for p in range(n - 1):
             for q in range(p + 1, n):
-                if abs(matrix[p, q]) > JACOBI_COUPLING:
+                if abs(matrix[p, q]) > CPU_JACOBI_COUPLING:
                     rotate_(n, p, q, matrix, vectors)
                     rotations += 1
         if rotations == 0:
             return sweep
-    return JACOBI_SWEEPS
+    return CPU_JACOBI_SWEEPS
 
 
 @jit
 def rotate_(n: int, p: int, q: int, matrix: Any, vectors: Any) -> None:
-    """A ← Rᵀ A R and U ← U R with the smaller rotation in the plane (p, q) that makes A[p, q] zero."""
+    """Set A ← Rᵀ A R and U ← U R with the smaller rotation in the plane (p, q) that makes A[p, q] zero."""
     off = matrix[p, q]
     slope = (matrix[q, q] - matrix[p, p]) / (2.0 * off)  # cot 2θ
     t = math.copysign(1.0, slope) / (abs(slope) + math.sqrt(slope * slope + 1.0))

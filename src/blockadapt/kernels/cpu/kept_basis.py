@@ -1,4 +1,4 @@
-"""A step between refreshes: y ← U s(Λ) Uᵀ y with the basis that was kept."""
+"""Takes a step between refreshes: y ← U s(Λ) Uᵀ y with the basis that was kept."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from blockadapt.kernels.cpu.tables import LARGEST, TERM, V
 
 
 @inlined
-def step_in_kept_basis_(n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, form: Any, noted: int, L: int) -> Any:
-    """Update V where it lies and Λ = diag(Uᵀ V U), and y ← U s(Λ) Uᵀ y; returns which lanes are finite.
+def step_in_kept_basis_(
+    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, formula: Any, noted: int, L: int
+) -> Any:
+    """Update V where it lies and Λ = diag(Uᵀ V U), and set y ← U s(Λ) Uᵀ y; returns which lanes are finite.
 
     Since U stays, Λ follows V by λ ← decay λ + weight (Uᵀ g)².
     """
@@ -32,7 +34,7 @@ def step_in_kept_basis_(n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, 
     finite = check == zero
     if has[LARGEST] != 0:
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, finite, L)
-    effective_(n, s.d, s.y, s.terms, s.sums, form, L)
+    effective_(n, s.d, s.y, s.terms, s.sums, formula, L)
     asked = from_eigenbasis_(n, basis, s.y, s.h, s.ahead, noted, asked, L)
     ask_rest(s.ahead, noted, asked)
     return finite
@@ -40,7 +42,7 @@ def step_in_kept_basis_(n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, 
 
 @jit
 def add_square_(n: int, g: Any, terms: Any, addresses: Any, rows: Any, ahead: Any, noted: int, L: int) -> int:
-    """V ← decay V + weight g gᵀ where it lies, 16 entries at a time; returns how many pairs it has asked for.
+    """Set V ← decay V + weight g gᵀ where it lies, 16 entries at a time; returns how many pairs it has asked for.
 
     Between refreshes nothing else is done with V, so it is not worth taking apart into lanes.
     """

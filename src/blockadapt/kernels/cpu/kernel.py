@@ -1,4 +1,4 @@
-"""The fast kernel: which blocks it takes, and its side of the contract. Numba is imported at the first step."""
+"""Says which blocks the fast kernel takes, and keeps its side of the contract. Numba is imported at the first step."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class NumbaKernel(Kernel):
         self._work_lists = WorkLists()
 
     def takes(self, batch: Batch) -> bool:
-        """Say yes to blocks of up to 64 whose spectral function has a form for lanes, where Numba can be imported."""
+        """Say yes to blocks of up to 64 whose spectral function has a formula for lanes, if Numba can be imported."""
         small = batch.n <= MAX_TILED and batch.device.type == "cpu" and batch.dtype in (torch.float32, torch.float64)
-        return small and _has_lanes_form(batch) and _work() is not None
+        return small and _has_lanes_formula(batch) and _work() is not None
 
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> NumbaChange:
         """See `Kernel.prepare`."""
@@ -44,13 +44,13 @@ class NumbaKernel(Kernel):
         return work_list
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """See `Kernel.decompose`; by a kernel of its own, so that work lists of steps stay."""
+        """See `Kernel.decompose`; a kernel of its own does it, so that work lists of steps stay."""
         return decomposed(NumbaKernel(), packed, n)
 
 
 @dataclass(frozen=True)
 class NumbaChange:
-    """Work lists that are ready to be carried out. What a write needs of memory and threads is theirs already.
+    """Holds work lists that are ready to be carried out. What a write needs of memory and threads is theirs already.
 
     The segments are held for their gradients: a work list has only their addresses.
     """
@@ -73,5 +73,5 @@ def _work() -> Any:
         return None
 
 
-def _has_lanes_form(batch: Batch) -> bool:
+def _has_lanes_formula(batch: Batch) -> bool:
     return type(batch.function) is InverseRoot or batch.function.lanes is not None

@@ -1,4 +1,4 @@
-"""A step that solves V anew: y ← U s(Λ) Uᵀ y with the eigenvectors of this step's V.
+"""Takes a step that solves V anew: y ← U s(Λ) Uᵀ y with the eigenvectors of this step's V.
 
 A block that the QR sweeps do not solve is solved by Jacobi's method. Letters as in `eigensolver`.
 """
@@ -31,9 +31,9 @@ from blockadapt.kernels.cpu.tridiagonal import apply_reflections_, reflect_basis
 
 @inlined
 def step_in_new_basis_(
-    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, form: Any, noted: int, L: int
+    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, formula: Any, noted: int, L: int
 ) -> Any:
-    """Update V, solve it, y ← U s(Λ) Uᵀ y, and keep U and Λ where they are kept.
+    """Update V, solve it, set y ← U s(Λ) Uᵀ y, and keep U and Λ where they are kept.
 
     Returns which lanes are finite, and which have converged.
     """
@@ -52,7 +52,7 @@ def step_in_new_basis_(
             store(eigenvalues, i * L, select(finite, value, unknown))
     if has[LARGEST] != 0:
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, solved, L)
-    effective_(n, s.d, s.y, s.terms, s.sums, form, L)
+    effective_(n, s.d, s.y, s.terms, s.sums, formula, L)
     if has[BASIS] != 0:
         form_rotations_(n, s.columns, s.log, s.ends, sweeps, L)
         reverse_(n, s.columns, reversed_, n, L)
@@ -67,7 +67,7 @@ def step_in_new_basis_(
 
 @inlined
 def update_second_moment_(n: int, s: Any, L: int) -> Any:
-    """a = V ← decay V + weight g gᵀ, also where V lies; returns which lanes are finite, and their largest entry."""
+    """Set a = V ← decay V + weight g gᵀ, also where V lies; returns which lanes are finite, and their largest entry."""
     zero = broadcast(s.a.dtype.type(0))
     decay, weight = load(s.terms, TERM.second.decay * L), load(s.terms, TERM.second.weight * L)
     triangle = n * (n + 1) // 2
@@ -90,7 +90,7 @@ def update_second_moment_(n: int, s: Any, L: int) -> Any:
 
 @inlined
 def scale_(n: int, a: Any, finite: Any, largest: Any, L: int) -> Any:
-    """a ← a / scale with the largest entry in [1, 2), a power of two; returns scale. Lanes not finite become zero."""
+    """Set a ← a / scale, a power of two, with the largest entry in [1, 2), and lanes not finite to 0; returns scale."""
     f = a.dtype.type
     zero, one, limits = broadcast(f(0)), broadcast(f(1)), thresholds(a)
     scale = power_of_two(maximum(select(finite, largest, one), broadcast(f(limits.least_normal))))
@@ -104,7 +104,7 @@ def scale_(n: int, a: Any, finite: Any, largest: Any, L: int) -> Any:
 
 @inlined
 def solve_(n: int, s: Any, most: int, noted: int, L: int) -> Any:
-    """Λ into d and y ← Uᵀ y, from a; returns the number of sweeps and which lanes have T reversed.
+    """Find Λ, in d, and y ← Uᵀ y, from a; returns the number of sweeps and which lanes have T reversed.
 
     A lane whose e is not zero afterwards has not converged.
     """
@@ -123,8 +123,8 @@ def solve_(n: int, s: Any, most: int, noted: int, L: int) -> Any:
 
 
 @jit
-def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has: Any, form: Any, L: int) -> None:
-    """`step_in_new_basis_` for one lane, whose V is updated already. Its other lanes keep their y."""
+def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has: Any, formula: Any, L: int) -> None:
+    """Do what `step_in_new_basis_` does for one lane, whose V is updated already. The other lanes keep their y."""
     f = s.a.dtype.type
     scale = unpack_(n, array_at(s.lie.where[V, lane], n * (n + 1) // 2, s.a), s.matrix)
     jacobi_(n, s.matrix, s.vectors)
@@ -142,7 +142,7 @@ def step_by_jacobi_(n: int, lane: int, s: Any, basis: Any, eigenvalues: Any, has
         s.q[lane] = f(1)
         this = load(s.q, 0) == broadcast(f(1))
         amsgrad_(n, s.d, s.lie.where[LARGEST], s.ranks, s.largest, s.merged, this, L)
-    effective_(n, s.d, s.e, s.terms, s.aside, form, L)
+    effective_(n, s.d, s.e, s.terms, s.aside, formula, L)
     for i in range(lane, s.sums.size, L):
         s.sums[i] = s.aside[i]
     for i in range(n):

@@ -1,4 +1,4 @@
-"""Blocks of 1, where V is its own eigenvalue: a diagonal method, at the price of one."""
+"""Moves blocks of 1, where V is its own eigenvalue: a diagonal method, at the price of one."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from blockadapt.kernels.cpu.tile_io import fill_, locate
 
 
 @jit
-def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
-    """`advance` for blocks of 1, where V is its own eigenvalue: a diagonal method, at the price of one.
+def advance_ones(tables: Any, first: int, last: int, s: Any, formula: Any) -> None:
+    """Take the step for tiles [first, last) of blocks of 1, as `advance` does for larger ones.
 
     Tiles that are contiguous in memory, as almost all are, are run through without looking up each one's place.
     """
@@ -48,9 +48,9 @@ def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
     tile = first
     while tile < last:
         contiguous_lanes, run = locate(1, tables, tile * L, lie)
-        segment, contiguous = lie.owners[0], contiguous_lanes == L
+        piece, contiguous = lie.owners[0], contiguous_lanes == L
         for role in range(COORDINATES, STRIDED):
-            contiguous = contiguous and (has[role] == 0 or tensors[segment, role, MINOR] == size)
+            contiguous = contiguous and (has[role] == 0 or tensors[piece, role, MINOR] == size)
         fill_(s.terms, tables.coefficients, lie.owners)
         run = min(run, last - tile) if contiguous else 1
         for _ in range(run):
@@ -59,7 +59,7 @@ def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
                     store(lanes, role * L, load_row(lie.where[role, 0], lanes))
                 elif has[role] != 0:
                     store(lanes, role * L, gather(lie.where[role], 0, lanes))
-            step_ones_(lanes, has, s.terms, s.sums, form, L)
+            step_ones_(lanes, has, s.terms, s.sums, formula, L)
             for role in range(STRIDED):
                 if has[role] != 0 and role != GRAD and contiguous:
                     store_row(lie.where[role, 0], load(lanes, role * L))
@@ -71,8 +71,8 @@ def advance_ones(tables: Any, first: int, last: int, s: Any, form: Any) -> None:
 
 
 @inlined
-def step_ones_(lanes: Any, has: Any, terms: Any, sums: Any, form: Any, L: int) -> None:
-    """The step for one tile of blocks of 1: a row of lanes for each tensor that lies by block, in their order."""
+def step_ones_(lanes: Any, has: Any, terms: Any, sums: Any, formula: Any, L: int) -> None:
+    """Take the step for one tile of blocks of 1: each tensor that lies by block has a row of lanes, in their order."""
     f = lanes.dtype.type
     zero = broadcast(f(0))
     x = load(lanes, X * L)
@@ -91,6 +91,6 @@ def step_ones_(lanes: Any, has: Any, terms: Any, sums: Any, form: Any, L: int) -
         adapted = select(finite, maximum(second_moment, load(lanes, LARGEST * L)), load(lanes, LARGEST * L))
     store(lanes, LARGEST * L, adapted)
     store(lanes, X * L, m)
-    effective_(1, lanes[LARGEST * L :], lanes[X * L :], terms, sums, form, L)
+    effective_(1, lanes[LARGEST * L :], lanes[X * L :], terms, sums, formula, L)
     move = select(finite, load(lanes, X * L), broadcast(f(np.nan)))
     store(lanes, X * L, fma(load(terms, TERM.descent.shrink * L), x, -move))

@@ -1,4 +1,4 @@
-"""A folder that only the user can write, for files that will be executed.
+"""Keeps files that will be executed in a folder that only the user can write.
 
 Every folder from the root down is opened inside the one before it, without following links. Owner and permissions are
 read from what was opened, and files are opened inside the last one. So nothing is looked up again by a path that
@@ -27,7 +27,7 @@ _FOLDER = _NO_LINK | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_PATH", os.O_
 
 
 class PrivateFolder:
-    """A folder that was opened and found to be the user's own; it is made if it is not there.
+    """Opens a folder that must be the user's own; it is made if it is not there.
 
     Attributes:
         path: Where it lies, with the links above it resolved.
@@ -53,7 +53,7 @@ class PrivateFolder:
             os.close(self._descriptor)
 
     def read(self, name: str) -> bytes | None:
-        """What a file holds; None if there is no such file.
+        """Read what a file holds; None if there is no such file.
 
         Raises:
             PermissionError: Someone else owns the file or could write it.
@@ -85,12 +85,12 @@ class PrivateFolder:
             raise
 
     def _at(self, name: str) -> str:
-        """How `name` is given to the system: within the descriptor, or by its path where there is none."""
+        """Give `name` to the system as it wants it: within the descriptor, or by its path where there is none."""
         return str(self.path / name) if self._descriptor is None else name
 
 
 def _opened(path: Path) -> int:
-    """A descriptor of the folder; those above it have been checked, and made if they were missing."""
+    """Open the folder and give its descriptor; those above it are checked, and made if they are missing."""
     here = Path(path.anchor)
     descriptor = os.open(here, _FOLDER)
     try:

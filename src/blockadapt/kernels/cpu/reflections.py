@@ -1,4 +1,4 @@
-"""A kept basis as reflections, see `kernels.reflections`: U = H₀ H₁ … Hₙ₋₂ with H_k = I − τ w wᵀ, w = (0, …, 1, v_k).
+"""Keeps a basis as reflections, see `kernels.reflections`: U = H₀ H₁ … Hₙ₋₂, H_k = I − τ w wᵀ, w = (0, …, 1, v_k).
 
 Letters: v rows of lanes [n(n−1)/2], those of v₀ first; u rows of U [n·n]; t the n − 1 rows of τ.
 """
@@ -15,7 +15,7 @@ from blockadapt.kernels.cpu.tridiagonal import four_columns
 
 @jit
 def factor_(n: int, u: Any, v: Any, L: int) -> None:
-    """v of U, up to the signs of its columns: each column in turn is taken to ±e_k. It leaves u destroyed."""
+    """Find v of U, up to the signs of its columns: each column in turn is taken to ±e_k. It leaves u destroyed."""
     f = u.dtype.type
     zero, one = broadcast(f(0)), broadcast(f(1))
     at = 0
@@ -50,7 +50,7 @@ def factor_(n: int, u: Any, v: Any, L: int) -> None:
 
 @jit
 def factor_lane_(n: int, lane: int, vectors: Any, v: Any, L: int) -> None:
-    """`factor_` for one lane, of `vectors` [n, n] in float64."""
+    """Do what `factor_` does for one lane, of `vectors` [n, n] in float64."""
     at = 0
     for k in range(n - 1):
         below = 0.0
@@ -74,7 +74,7 @@ def factor_lane_(n: int, lane: int, vectors: Any, v: Any, L: int) -> None:
 
 @jit
 def to_eigenbasis_(n: int, v: Any, g: Any, y: Any, t: Any, ahead: Any, noted: int, asked: int, L: int) -> int:
-    """g ← Uᵀ g and y ← Uᵀ y, and τ into t; returns how many pairs have been asked for then, see `ahead`.
+    """Set g ← Uᵀ g and y ← Uᵀ y, and write τ into t; returns how many pairs have been asked for then, see `ahead`.
 
     One pass over a reflection applies it and projects onto the next one.
     """
@@ -113,7 +113,7 @@ def to_eigenbasis_(n: int, v: Any, g: Any, y: Any, t: Any, ahead: Any, noted: in
 
 @jit
 def from_eigenbasis_(n: int, v: Any, y: Any, t: Any, ahead: Any, noted: int, asked: int, L: int) -> int:
-    """y ← U y, with the τ in t. As `to_eigenbasis_`, the last reflection first."""
+    """Set y ← U y, with the τ in t. It goes as `to_eigenbasis_` does, the last reflection first."""
     this = (n * (n - 1) // 2 - 1) * L
     along = fma(load(v, this), load(y, (n - 1) * L), load(y, (n - 2) * L))
     for k in range(n - 2, -1, -1):

@@ -1,4 +1,4 @@
-"""The memory that one thread works in, for blocks of n and so many QR sweeps.
+"""Lays out the memory that one thread works in, for blocks of n and so many QR sweeps.
 
 Rows have one number a lane; a row of float32 is two cache lines. `triangle` is n(n+1)/2.
 
@@ -42,14 +42,14 @@ from blockadapt.kernels.cpu.simd import LANES, SQUARE, array_at, pointer, rows_a
 from blockadapt.kernels.cpu.tables import TENSORS, TERMS
 
 LINE = 64
-"""Bytes of a cache line."""
+"""A cache line has so many bytes."""
 
 PAIR = 2 * LINE
-"""Bytes that are asked for ahead at once."""
+"""So many bytes are asked for ahead at once."""
 
 
 class Lie(NamedTuple):
-    """Where the blocks of a tile lie, lane by lane."""
+    """Says where the blocks of a tile lie, lane by lane."""
 
     where: Any
     steps: Any
@@ -61,7 +61,7 @@ class Lie(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Where each part begins, in bytes, or the part itself."""
+    """Holds each array, or the byte where it begins."""
 
     a: Any
     x: Any
@@ -93,7 +93,7 @@ class Scratch(NamedTuple):
 
 @jit
 def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
-    """Where each part begins, in bytes, and all of them end: each on a cache line.
+    """Say at which byte each array begins, and all of them end: each on a cache line.
 
     It calls no compiled function: `.py_func` says how much memory to get.
     """
@@ -132,7 +132,7 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
 
 @jit
 def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> Scratch:
-    """The parts at an address. `like` is any array of the blocks' type."""
+    """View the arrays at an address. `like` is any array of the blocks' type."""
     triangle, sweeps = n * (n + 1) // 2, max(sweeps, 1)
     counted = 2 * LANES if measured else 0
     at = offsets(n, sweeps, like.itemsize)
@@ -177,5 +177,5 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> 
 
 @jit
 def doubles(address: int, count: int) -> Any:
-    """So many float64 numbers at an address."""
+    """View so many float64 numbers at an address."""
     return carray(pointer(address), (count,), np.float64)

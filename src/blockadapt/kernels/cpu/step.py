@@ -1,4 +1,4 @@
-"""One step for 32 blocks at a time: out of memory into lanes, through the update, and back.
+"""Takes a step for 32 blocks at a time: out of memory into lanes, through the update, and back.
 
 For each tile, in one pass over memory:
 
@@ -28,7 +28,7 @@ from blockadapt.kernels.cpu.new_basis import step_by_jacobi_, step_in_new_basis_
 from blockadapt.kernels.cpu.ones import advance_ones
 from blockadapt.kernels.cpu.scratch import scratch_at
 from blockadapt.kernels.cpu.simd import LANES, all_lanes, broadcast, fma, load, pointer, select, store, take_ticket
-from blockadapt.kernels.cpu.spectral import INVERSE_ROOT, Form
+from blockadapt.kernels.cpu.spectral import INVERSE_ROOT, Formula
 from blockadapt.kernels.cpu.tables import (
     ADDRESS,
     BASIS,
@@ -57,46 +57,46 @@ from blockadapt.kernels.cpu.tile_io import (
 )
 
 
-def worker(real: Any, form: Form = INVERSE_ROOT) -> Callable[[Any], None]:
-    """The C function that each thread runs, for one float type and spectral function."""
+def worker(real: Any, formula: Formula = INVERSE_ROOT) -> Callable[[Any], None]:
+    """Make the C function that each thread runs, for one float type and spectral function."""
 
     def work(data: Any) -> None:
         entries = carray(data, (ENTRIES,), np.int64)
-        shape = entries[ENTRY.segments], TERMS
-        carry_out(entries, carray(pointer(entries[ENTRY.coefficients_at]), shape, real), form)
+        shape = entries[ENTRY.pieces], TERMS
+        carry_out(entries, carray(pointer(entries[ENTRY.coefficients_at]), shape, real), formula)
 
     return work
 
 
 @jit
-def carry_out(entries: Any, coefficients: Any, form: Any) -> None:
-    """What each thread does with a work list: take the next chunk of tiles until none is left."""
-    n, segments, most, kept = entries[ENTRY.n], entries[ENTRY.segments], entries[ENTRY.sweeps], entries[ENTRY.kept] != 0
+def carry_out(entries: Any, coefficients: Any, formula: Any) -> None:
+    """Carry out a work list as one of its threads: take the next portion of tiles until none is left."""
+    n, pieces, most, kept = entries[ENTRY.n], entries[ENTRY.pieces], entries[ENTRY.sweeps], entries[ENTRY.kept] != 0
     tables = Tables(
-        tensors=carray(pointer(entries[ENTRY.tensors_at]), (segments, len(TENSORS), 4), np.int64),
-        extents=carray(pointer(entries[ENTRY.extents_at]), (segments, len(EXTENT)), np.int64),
+        tensors=carray(pointer(entries[ENTRY.tensors_at]), (pieces, len(TENSORS), 4), np.int64),
+        extents=carray(pointer(entries[ENTRY.extents_at]), (pieces, len(EXTENT)), np.int64),
         coefficients=coefficients,
-        starts=carray(pointer(entries[ENTRY.starts_at]), (segments + 1,), np.int64),
+        starts=carray(pointer(entries[ENTRY.starts_at]), (pieces + 1,), np.int64),
         sums=carray(pointer(entries[ENTRY.sums_at]), (2, entries[ENTRY.counted]), np.float64),
     )
-    chunks = carray(pointer(entries[ENTRY.chunks_at]), (entries[ENTRY.chunks] + 1,), np.int64)
+    portions = carray(pointer(entries[ENTRY.portions_at]), (entries[ENTRY.portions] + 1,), np.int64)
     thread = take_ticket(entries, ENTRY.workers)
     measured = entries[ENTRY.counted] != 0
     s = scratch_at(entries[ENTRY.scratch_at] + thread * entries[ENTRY.scratch_bytes], n, most, coefficients, measured)
     s.lie.blank[:] = 0
     while True:
-        chunk = take_ticket(entries, ENTRY.ticket)
-        if chunk >= entries[ENTRY.chunks]:
+        portion = take_ticket(entries, ENTRY.ticket)
+        if portion >= entries[ENTRY.portions]:
             return
         if n == 1:
-            advance_ones(tables, chunks[chunk], chunks[chunk + 1], s, form)
+            advance_ones(tables, portions[portion], portions[portion + 1], s, formula)
         else:
-            for _ in range(advance(n, tables, chunks[chunk], chunks[chunk + 1], s, most, kept, form)):
+            for _ in range(advance(n, tables, portions[portion], portions[portion + 1], s, most, kept, formula)):
                 take_ticket(entries, ENTRY.by_jacobi)
 
 
 @jit
-def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept: bool, form: Any) -> int:
+def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept: bool, formula: Any) -> int:
     """Take the step for tiles [first, last) of blocks of n; see the module's head.
 
     `kept` uses each block's kept basis instead of finding it. Returns how many blocks Jacobi's method has solved.
@@ -105,7 +105,7 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
     has = tables.tensors[0, :, ADDRESS]
     lie, size = s.lie, s.x.itemsize
     zero, one = broadcast(s.x.dtype.type(0)), broadcast(s.x.dtype.type(1))
-    filled = -1  # the one segment whose coefficients the lanes hold
+    filled = -1  # the one piece whose coefficients the lanes hold
     contiguous, run, together, by_jacobi = 0, 0, 0, 0
     for tile in range(first, last):
         if run > 1:
@@ -134,14 +134,14 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
         if has[M] != 0:
             put_(n, s.m, lie.where[M], lie.steps[M], lie.lengths, contiguous, lie.spare)
         if kept:
-            finite = step_in_kept_basis_(n, s, basis, eigenvalues, has, form, noted, L)
+            finite = step_in_kept_basis_(n, s, basis, eigenvalues, has, formula, noted, L)
         else:
-            finite, solved = step_in_new_basis_(n, s, basis, eigenvalues, has, most, form, noted, L)
+            finite, solved = step_in_new_basis_(n, s, basis, eigenvalues, has, most, formula, noted, L)
             if not all_lanes(solved | ~finite):
                 store(s.u, 0, select(solved | ~finite, zero, one))
                 for lane in range(L):
                     if s.u[lane] != 0:
-                        step_by_jacobi_(n, lane, s, basis, eigenvalues, has, form, L)
+                        step_by_jacobi_(n, lane, s, basis, eigenvalues, has, formula, L)
                         by_jacobi += 1
         tally_(tables, tile, s.sums, L)
         move_(n, s, finite, L)
@@ -155,7 +155,7 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
 
 @inlined
 def average_(n: int, s: Any, has_m: bool, L: int) -> None:
-    """g ← sign g + coupled x, m ← β₁ m + (1 − β₁) g, and y = m, or g where there is no m."""
+    """Set g ← sign g + coupled x, m ← β₁ m + (1 − β₁) g, and y = m, or g where there is no m."""
     terms = s.terms
     sign, coupled = load(terms, TERM.descent.sign * L), load(terms, TERM.descent.coupled * L)
     beta1 = load(terms, TERM.first.beta * L)
@@ -171,7 +171,7 @@ def average_(n: int, s: Any, has_m: bool, L: int) -> None:
 
 @inlined
 def move_(n: int, s: Any, finite: Any, L: int) -> None:
-    """x ← shrink x − y; NaN in lanes that are not finite."""
+    """Set x ← shrink x − y; it is NaN in lanes that are not finite."""
     unknown = broadcast(s.x.dtype.type(np.nan))
     shrink = load(s.terms, TERM.descent.shrink * L)
     for i in range(n):

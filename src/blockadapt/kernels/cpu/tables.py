@@ -1,9 +1,9 @@
-"""What the compiled step reads of a work list, each table defined once.
+"""Defines each table that the compiled step reads of a work list.
 
-    tensors        [segments, TENSORS, 4]   where each tensor lies: address, byte strides of [major, minor, element]
-    extents        [segments, 5]            which blocks and how many coordinates lie there
-    coefficients   [segments, TERMS]        the step's numbers, in the order of `contract.TERMS`
-    starts         [segments + 1]           the number of each segment's first block
+    tensors        [pieces, TENSORS, 4]     where each tensor lies: address, byte strides of [major, minor, element]
+    extents        [pieces, 5]              which blocks and how many coordinates lie there
+    coefficients   [pieces, TERMS]          the step's numbers, in the order of `contract.TERMS`
+    starts         [pieces + 1]             the number of each piece's first block
     sums           [2, counted]             float64: Σ f(λ) y² and Σ y² of each tile, where someone measures
     entries        [ENTRIES]                all else, and the addresses of the others
 
@@ -19,8 +19,8 @@ from blockadapt.kernels.contract import TERMS as NAMES
 from blockadapt.kernels.contract import Coefficients
 
 TENSORS = ("x", "grad", "m", "second_moment", "largest", "basis", "eigenvalues")
-"""The rows of `tensors`: fields of a `Place`, and the gradient. Of the last two, which lie in tiles, only the address
-is used: that of the segment's first tile. A tensor that a place does not have is at address 0."""
+"""`tensors` has these rows: fields of a `Place`, and the gradient. The last two lie in tiles, and only their address
+is used, that of the piece's first tile. A tensor that a place does not have is at address 0."""
 X, GRAD, M, V, LARGEST, BASIS, EIGENVALUES = range(len(TENSORS))
 STRIDED = BASIS
 """Those before this one lie by block."""
@@ -28,55 +28,55 @@ COORDINATES = V
 """Those before this one have a number for each coordinate."""
 
 ADDRESS, MAJOR, MINOR, ELEMENT = range(4)
-"""The columns of `tensors`."""
+"""`tensors` has these columns."""
 
 
 class Extents(NamedTuple):
-    """Which blocks of a place a segment is: all of it, or, where a basis is kept, its full tiles or the rest."""
+    """Says which blocks of a place a piece has: all of them, or, where a basis is kept, its full tiles or the rest."""
 
     minors: int
-    """Blocks that lie side by side on the minor axis."""
+    """So many blocks lie side by side on the minor axis."""
     length: int
-    """Coordinates in each block."""
+    """Each block has so many coordinates."""
     first: int
-    """The number of its first block in the place."""
+    """Its first block has this number in the place."""
     blocks: int
     rest: int
-    """As many if they are in the place's last tile of a kept basis, which is not a full one; else 0."""
+    """It is `blocks` if they are in the place's last tile of a kept basis, which is not a full one; else 0."""
 
 
 class Entries(NamedTuple):
-    """The work list itself. All threads count up the first three; the rest they read."""
+    """Is the work list itself. All threads count up the first three; the rest they read."""
 
     ticket: int
-    """The next chunk that nobody has taken."""
+    """Nobody has taken this portion yet, nor those after it."""
     workers: int
-    """Threads that have begun: each takes its number here, and the scratch of that number."""
+    """So many threads have begun: each takes its number here, and the scratch of that number."""
     by_jacobi: int
-    """Blocks for which QR sweeps did not suffice."""
+    """For so many blocks QR sweeps did not suffice."""
     n: int
-    segments: int
-    chunks: int
+    pieces: int
+    portions: int
     sweeps: int
-    """QR sweeps allowed for each block."""
+    """Each block is allowed so many QR sweeps."""
     kept: int
-    """Whether the kept basis is used instead of finding it anew."""
+    """It says whether the kept basis is used instead of finding it anew."""
     scratch_bytes: int
-    """Of each thread."""
+    """Each thread has so many."""
     tensors_at: int
     extents_at: int
     coefficients_at: int
     starts_at: int
-    chunks_at: int
-    """Where the tile numbers lie at which chunks begin, and past the last one end."""
+    portions_at: int
+    """Here lie the numbers of the tiles at which portions begin, and past the last one end."""
     scratch_at: int
     counted: int
-    """Tiles that say what they measure: all of them, or none where nobody asks."""
+    """So many tiles say what they measure: all of them, or none where nobody asks."""
     sums_at: int
 
 
 class Tables(NamedTuple):
-    """The arrays of a work list."""
+    """Holds the arrays of a work list."""
 
     tensors: Any
     extents: Any

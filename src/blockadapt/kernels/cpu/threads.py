@@ -1,4 +1,4 @@
-"""Run a C function on as many threads as torch uses.
+"""Runs a C function on as many threads as torch uses.
 
 Numba's own thread pool is never started: its first use changes torch's thread count (numba issue 9387), and a second
 pool would fight with torch's for the cores, because OpenMP threads spin for a while after each parallel region. Instead
@@ -21,7 +21,7 @@ import torch
 
 
 class _Call:
-    """A call of `function` on another thread."""
+    """Calls `function` on another thread."""
 
     def __init__(self, function: Callable[[int], None], data: int) -> None:
         self._function, self._data = function, data
@@ -37,7 +37,7 @@ class _Call:
             self._ended.set()
 
     def wait(self) -> BaseException | None:
-        """What it raised. Ctrl-C has to wait with us: until it ends, the call writes memory that must stay."""
+        """Return what it raised. Ctrl-C has to wait with us: until it ends, the call writes memory that must stay."""
         interrupt = None
         while not self._ended.is_set():
             try:
@@ -48,7 +48,7 @@ class _Call:
 
 
 class _Crew:
-    """Python threads that take calls from one queue."""
+    """Keeps Python threads that take calls from one queue."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call] = SimpleQueue()
@@ -87,7 +87,7 @@ if hasattr(os, "register_at_fork"):
 
 @lru_cache(maxsize=1)
 def _gnu_openmp() -> Any:
-    """`GOMP_parallel` of the OpenMP that torch itself has loaded, or None."""
+    """Find `GOMP_parallel` of the OpenMP that torch itself has loaded; None if there is none."""
     folder = Path(torch.__file__).parent / "lib"
     for library in sorted(folder.glob("libgomp*.so*")):
         try:

@@ -1,4 +1,4 @@
-"""Where the blocks of a tile lie, and the way of their numbers into rows of lanes and back.
+"""Finds where the blocks of a tile lie, and brings their numbers into rows of lanes and back.
 
 Where a block lies is an address and byte strides, from the tables of the work list. x, the gradient and m have any
 strides: they are read row by row where blocks lie side by side, transposed where a block's own numbers do, and else
@@ -19,12 +19,12 @@ from blockadapt.kernels.cpu.simd import (
     broadcast,
     gather,
     load,
-    load_part,
+    load_lanes,
     load_row,
     rows_at,
     scatter,
     store,
-    store_part,
+    store_lanes,
     store_row,
     transpose_few_in,
     transpose_few_out,
@@ -48,85 +48,85 @@ from blockadapt.kernels.cpu.tables import (
 )
 
 WITHIN = -1
-"""Said of a tile: each block's own coordinates are contiguous in memory."""
+"""`locate` says this of a tile: each block's own coordinates are contiguous in memory."""
 
 
 @inlined
 def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
-    """Addresses of each lane's block, from `block` on; a lane past the last block gets one of zeros.
+    """Find the address of each lane's block, from `block` on; a lane past the last block gets one of zeros.
 
     Returns how many lanes are contiguous in memory, and then the rest are too: all of them, or those up to the end of
-    a line; WITHIN; or 0 if there is no such order. And for how many tiles from here on `move_on_` finds the next
+    a line; WITHIN; or 0 if they are scattered. And for how many tiles from here on `move_on_` finds the next
     addresses.
     """
     tensors, extents, starts = tables.tensors, tables.extents, tables.starts
-    segment = np.searchsorted(starts, block, side="right") - 1
-    within, minors = block - starts[segment] + extents[segment, EXTENT.first], extents[segment, EXTENT.minors]
+    piece = np.searchsorted(starts, block, side="right") - 1
+    within, minors = block - starts[piece] + extents[piece, EXTENT.first], extents[piece, EXTENT.minors]
     major = within // minors
     minor = within - major * minors
-    if minor + LANES <= minors:  # a tile within one line of one segment: almost all are
+    if minor + LANES <= minors:  # a tile within one line of one piece: almost all are
         for role in range(STRIDED):
-            stride = tensors[segment, role, MINOR]
-            address = tensors[segment, role, ADDRESS] + major * tensors[segment, role, MAJOR] + minor * stride
+            stride = tensors[piece, role, MINOR]
+            address = tensors[piece, role, ADDRESS] + major * tensors[piece, role, MAJOR] + minor * stride
             for lane in range(LANES):
                 lie.where[role, lane] = address
                 address += stride
         for lane in range(LANES):
-            lie.lengths[lane] = extents[segment, EXTENT.length]
-            lie.owners[lane] = segment
+            lie.lengths[lane] = extents[piece, EXTENT.length]
+            lie.owners[lane] = piece
             for role in range(COORDINATES):
-                lie.steps[role, lane] = tensors[segment, role, ELEMENT]
-        order = LANES if is_dense(tensors, segment, lie.blank.itemsize) else 0
-        if order == 0 and is_within(n, tables, segment, lie.blank.itemsize):
-            order = WITHIN
-        return order, (minors - minor) // LANES
-    contiguous, pieces, all_within = 0, 1, True
+                lie.steps[role, lane] = tensors[piece, role, ELEMENT]
+        contiguous = LANES if is_dense(tensors, piece, lie.blank.itemsize) else 0
+        if contiguous == 0 and is_within(n, tables, piece, lie.blank.itemsize):
+            contiguous = WITHIN
+        return contiguous, (minors - minor) // LANES
+    contiguous, stretches, all_within = 0, 1, True
     for lane in range(LANES):
-        inside = block + lane < starts[segment] + extents[segment, EXTENT.blocks]
+        inside = block + lane < starts[piece] + extents[piece, EXTENT.blocks]
         if lane > 0 and ((inside and minor == 0) or inside != (lie.lengths[lane - 1] > 0)):
-            contiguous, pieces = lane, pieces + 1
-        if not is_dense(tensors, segment, lie.blank.itemsize):
-            pieces = LANES
-        all_within = all_within and inside and is_within(n, tables, segment, lie.blank.itemsize)
+            contiguous, stretches = lane, stretches + 1
+        if not is_dense(tensors, piece, lie.blank.itemsize):
+            stretches = LANES
+        all_within = all_within and inside and is_within(n, tables, piece, lie.blank.itemsize)
         for role in range(STRIDED):
-            address = tensors[segment, role, ADDRESS]
-            address += major * tensors[segment, role, MAJOR] + minor * tensors[segment, role, MINOR]
+            address = tensors[piece, role, ADDRESS]
+            address += major * tensors[piece, role, MAJOR] + minor * tensors[piece, role, MINOR]
             lie.where[role, lane] = address if inside else lie.blank.ctypes.data
         for role in range(COORDINATES):
-            lie.steps[role, lane] = tensors[segment, role, ELEMENT]
-        lie.lengths[lane] = extents[segment, EXTENT.length] if inside else 0
-        lie.owners[lane] = segment
+            lie.steps[role, lane] = tensors[piece, role, ELEMENT]
+        lie.lengths[lane] = extents[piece, EXTENT.length] if inside else 0
+        lie.owners[lane] = piece
         minor += 1
-        if minor == extents[segment, EXTENT.minors]:
+        if minor == extents[piece, EXTENT.minors]:
             minor = 0
             major += 1
-        if block + lane + 1 == starts[segment + 1] and segment + 2 < starts.size:
-            segment += 1
-            major = extents[segment, EXTENT.first] // extents[segment, EXTENT.minors]
-            minor = extents[segment, EXTENT.first] - major * extents[segment, EXTENT.minors]
-    if pieces == 2:
+        if block + lane + 1 == starts[piece + 1] and piece + 2 < starts.size:
+            piece += 1
+            major = extents[piece, EXTENT.first] // extents[piece, EXTENT.minors]
+            minor = extents[piece, EXTENT.first] - major * extents[piece, EXTENT.minors]
+    if stretches == 2:
         return contiguous, 1
     return WITHIN if all_within else 0, 1
 
 
 @jit
-def is_dense(tensors: Any, segment: int, size: int) -> bool:
-    """Whether neighbours on the minor axis are neighbours in memory, in x, grad and m."""
-    dense = tensors[segment, X, MINOR] == size and tensors[segment, GRAD, MINOR] == size
-    return bool(dense and (tensors[segment, M, ADDRESS] == 0 or tensors[segment, M, MINOR] == size))
+def is_dense(tensors: Any, piece: int, size: int) -> bool:
+    """Say whether neighbours on the minor axis are neighbours in memory, in x, grad and m."""
+    dense = tensors[piece, X, MINOR] == size and tensors[piece, GRAD, MINOR] == size
+    return bool(dense and (tensors[piece, M, ADDRESS] == 0 or tensors[piece, M, MINOR] == size))
 
 
 @jit
-def is_within(n: int, tables: Any, segment: int, size: int) -> bool:
-    """Whether all n coordinates of each block are neighbours in memory, in x, grad and m."""
-    tensors, whole = tables.tensors, tables.extents[segment, EXTENT.length] == n
-    side_by_side = whole and tensors[segment, X, ELEMENT] == size
-    return bool(side_by_side and (tensors[segment, M, ADDRESS] == 0 or tensors[segment, M, ELEMENT] == size))
+def is_within(n: int, tables: Any, piece: int, size: int) -> bool:
+    """Say whether all n coordinates of each block are neighbours in memory, in x, grad and m."""
+    tensors, whole = tables.tensors, tables.extents[piece, EXTENT.length] == n
+    side_by_side = whole and tensors[piece, X, ELEMENT] == size
+    return bool(side_by_side and (tensors[piece, M, ADDRESS] == 0 or tensors[piece, M, ELEMENT] == size))
 
 
 @inlined
 def move_on_(tables: Any, lie: Any) -> None:
-    """The addresses of the next tile on the same line."""
+    """Move the addresses on to the next tile on the same line."""
     for role in range(STRIDED):
         stride = LANES * tables.tensors[lie.owners[0], role, MINOR]
         for lane in range(LANES):
@@ -135,7 +135,7 @@ def move_on_(tables: Any, lie: Any) -> None:
 
 @jit
 def fill_(terms: Any, coefficients: Any, owners: Any) -> None:
-    """Each lane's coefficients, from the segment that owns it."""
+    """Give each lane the coefficients of the piece that owns it."""
     for lane in range(LANES):
         for term in range(TERMS):
             terms[term * LANES + lane] = coefficients[owners[lane], term]
@@ -143,39 +143,39 @@ def fill_(terms: Any, coefficients: Any, owners: Any) -> None:
 
 @jit
 def is_full(tables: Any, lie: Any) -> bool:
-    """Whether what is kept for this tile's blocks lies as a full tile."""
+    """Say whether what is kept for this tile's blocks lies as a full tile."""
     return bool(tables.extents[lie.owners[0], EXTENT.rest] == 0)
 
 
 @jit
 def full_tile(tables: Any, role: int, count: int, tile: int, lie: Any, like: Any) -> Any:
-    """`count` rows of what is kept for a full tile, as they lie. Where nothing is kept they are not to be touched."""
-    segment = lie.owners[0]
-    within = tile - tables.starts[segment] // LANES
-    return rows_at(tables.tensors[segment, role, ADDRESS] + within * count * LANES * like.itemsize, count, like)
+    """View `count` rows of what is kept for a full tile, as they lie. Where nothing is kept, nobody may touch them."""
+    piece = lie.owners[0]
+    within = tile - tables.starts[piece] // LANES
+    return rows_at(tables.tensors[piece, role, ADDRESS] + within * count * LANES * like.itemsize, count, like)
 
 
 @jit
 def locate_kept_(tables: Any, block: int, lie: Any, size: int) -> int:
-    """Addresses of what is kept for each lane's block, in last tiles of their places; returns as `locate` does."""
-    contiguous, pieces = 0, 1
+    """Find what is kept for each lane's block, in last tiles of their places; returns as `locate` does."""
+    contiguous, stretches = 0, 1
     for lane in range(LANES):
-        segment, inside = lie.owners[lane], lie.lengths[lane] > 0
-        if lane > 0 and (segment != lie.owners[lane - 1] or inside != (lie.lengths[lane - 1] > 0)):
-            contiguous, pieces = lane, pieces + 1
-        offset = (block + lane - tables.starts[segment]) * size
+        piece, inside = lie.owners[lane], lie.lengths[lane] > 0
+        if lane > 0 and (piece != lie.owners[lane - 1] or inside != (lie.lengths[lane - 1] > 0)):
+            contiguous, stretches = lane, stretches + 1
+        offset = (block + lane - tables.starts[piece]) * size
         for role in range(BASIS, EIGENVALUES + 1):
-            lie.where[role, lane] = tables.tensors[segment, role, ADDRESS] + offset
-            lie.steps[role, lane] = tables.extents[segment, EXTENT.rest] * size
+            lie.where[role, lane] = tables.tensors[piece, role, ADDRESS] + offset
+            lie.steps[role, lane] = tables.extents[piece, EXTENT.rest] * size
         lie.kept[lane] = LANES * LANES * LANES if inside else 0  # rows that are there: all
-    if pieces == 1:
+    if stretches == 1:
         return LANES
-    return contiguous if pieces == 2 else 0
+    return contiguous if stretches == 2 else 0
 
 
 @jit
 def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: int, spare: Any) -> None:
-    """Coordinates of each lane's block into n rows; missing ones are zero. `contiguous` is what `locate` said."""
+    """Read each lane's block into n rows; missing coordinates are zero. `contiguous` is what `locate` said."""
     L = LANES
     if contiguous == WITHIN:
         to_lanes_(where, n, rows, L)
@@ -187,10 +187,10 @@ def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: 
         elif contiguous > 0:
             row = zero
             if i < lengths[0]:
-                row = load_part(where[0] + i * steps[0], 0, contiguous, row)
+                row = load_lanes(where[0] + i * steps[0], 0, contiguous, row)
             if i < lengths[contiguous]:
                 start = where[contiguous] + i * steps[contiguous] - contiguous * rows.itemsize
-                row = load_part(start, contiguous, L, row)
+                row = load_lanes(start, contiguous, L, row)
             store(rows, i * L, row)
         else:
             for lane in range(L):
@@ -203,7 +203,7 @@ def fetch_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: 
 
 @jit
 def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: int, spare: Any) -> None:
-    """The inverse of `fetch_`; missing coordinates are dropped."""
+    """Undo `fetch_`; missing coordinates are dropped."""
     L = LANES
     if contiguous == WITHIN:
         from_lanes_(where, n, rows, L)
@@ -215,10 +215,10 @@ def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: in
         elif contiguous > 0:
             row = load(rows, i * L)
             if i < lengths[0]:
-                store_part(where[0] + i * steps[0], 0, contiguous, row)
+                store_lanes(where[0] + i * steps[0], 0, contiguous, row)
             if i < lengths[contiguous]:
                 start = where[contiguous] + i * steps[contiguous] - contiguous * rows.itemsize
-                store_part(start, contiguous, L, row)
+                store_lanes(start, contiguous, L, row)
         else:
             for lane in range(L):
                 inside = i < lengths[lane]
@@ -228,7 +228,7 @@ def put_(n: int, rows: Any, where: Any, steps: Any, lengths: Any, contiguous: in
 
 @jit
 def to_lanes_(addresses: Any, count: int, rows: Any, L: int) -> None:
-    """`count` consecutive numbers of each lane into as many rows. The last square of 16 overlaps the one before."""
+    """Read `count` numbers of each lane into as many rows. The last square of 16 overlaps the one before."""
     if count < SQUARE:
         transpose_few_in(addresses, count, rows)
         return
@@ -239,7 +239,7 @@ def to_lanes_(addresses: Any, count: int, rows: Any, L: int) -> None:
 
 @jit
 def from_lanes_(addresses: Any, count: int, rows: Any, L: int) -> None:
-    """The inverse of `to_lanes_`."""
+    """Undo `to_lanes_`."""
     if count < SQUARE:
         transpose_few_out(addresses, count, rows)
         return

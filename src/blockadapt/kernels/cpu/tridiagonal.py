@@ -1,4 +1,4 @@
-"""Tridiagonal form by Householder reflections, one block in each SIMD lane: T = Hᵀ A H, and H back onto vectors.
+"""Makes blocks tridiagonal by Householder reflections, one in each SIMD lane: T = Hᵀ A H, and H back onto vectors.
 
 A reflection costs two passes over what is left of the packed triangle, q = A u and A ← A − q uᵀ − u qᵀ. Both take four
 columns at once: their u and q stay in registers, and an entry is loaded once for its row and its column. The block's
@@ -18,7 +18,7 @@ from blockadapt.kernels.cpu.thresholds import thresholds
 
 @jit
 def tridiagonalise_(n: int, a: Any, h: Any, d: Any, e: Any, y: Any, u: Any, q: Any, L: int) -> None:
-    """T = Hᵀ A H and y ← Hᵀ y. The reflections I − u uᵀ/h stay in a's columns, 1/h in `h`."""
+    """Find T = Hᵀ A H and set y ← Hᵀ y. The reflections I − u uᵀ/h stay in a's columns, 1/h in `h`."""
     for k in range(n - 2):
         inverse = reflection_(n, k, a, h, e, u, L)
         multiply_(n, k + 1, a, u, q, L)
@@ -32,7 +32,7 @@ def tridiagonalise_(n: int, a: Any, h: Any, d: Any, e: Any, y: Any, u: Any, q: A
 
 @inlined
 def reflection_(n: int, k: int, a: Any, h: Any, e: Any, u: Any, L: int) -> Any:
-    """u and 1/h of the reflection that takes column k of A below its diagonal to (β, 0, …, 0); returns 1/h."""
+    """Find u and 1/h of the reflection that takes column k of A below its diagonal to (β, 0, …, 0); returns 1/h."""
     f = a.dtype.type
     zero, one = broadcast(f(0)), broadcast(f(1))
     head = ((k + 1) * (k + 2) // 2 + k) * L
@@ -58,7 +58,7 @@ def reflection_(n: int, k: int, a: Any, h: Any, e: Any, u: Any, L: int) -> Any:
 
 @inlined
 def multiply_(n: int, first: int, a: Any, u: Any, q: Any, L: int) -> None:
-    """q = A u for rows and columns from `first` on."""
+    """Compute q = A u for rows and columns from `first` on."""
     zero = broadcast(a.dtype.type(0))
     for i in range(first, n):
         store(q, i * L, zero)
@@ -100,7 +100,7 @@ def multiply_(n: int, first: int, a: Any, u: Any, q: Any, L: int) -> None:
 
 @inlined
 def project_(n: int, first: int, y: Any, u: Any, q: Any, inverse: Any, L: int) -> None:
-    """q ← q / h − (uᵀ q / 2h²) u and y ← y − (uᵀ y / h) u, from row `first` on."""
+    """Set q ← q / h − (uᵀ q / 2h²) u and y ← y − (uᵀ y / h) u, from row `first` on."""
     f = u.dtype.type
     zero, half = broadcast(f(0)), broadcast(f(0.5))
     inner, projection = zero, zero
@@ -118,7 +118,7 @@ def project_(n: int, first: int, y: Any, u: Any, q: Any, inverse: Any, L: int) -
 
 @inlined
 def update_(n: int, first: int, a: Any, u: Any, q: Any, L: int) -> None:
-    """A ← A − q uᵀ − u qᵀ for rows and columns from `first` on."""
+    """Set A ← A − q uᵀ − u qᵀ for rows and columns from `first` on."""
     j = first
     while j + 4 <= n:
         row0, row1, row2, row3 = four_rows(j, L)
@@ -147,7 +147,7 @@ def update_(n: int, first: int, a: Any, u: Any, q: Any, L: int) -> None:
 
 @inlined
 def update_four_(a: Any, row: int, u_i: Any, q_i: Any, us: Any, qs: Any, L: int) -> None:
-    """`update_entry_` for four entries side by side."""
+    """Do what `update_entry_` does for four entries side by side."""
     update_entry_(a, row, u_i, q_i, us[0], qs[0])
     update_entry_(a, row + L, u_i, q_i, us[1], qs[1])
     update_entry_(a, row + 2 * L, u_i, q_i, us[2], qs[2])
@@ -156,13 +156,13 @@ def update_four_(a: Any, row: int, u_i: Any, q_i: Any, us: Any, qs: Any, L: int)
 
 @inlined
 def update_entry_(a: Any, at: int, u_i: Any, q_i: Any, u_j: Any, q_j: Any) -> None:
-    """a ← a − qᵢ uⱼ − uᵢ qⱼ."""
+    """Set a ← a − qᵢ uⱼ − uᵢ qⱼ."""
     store(a, at, fma(-u_i, q_j, fma(-q_i, u_j, load(a, at))))
 
 
 @inlined
 def four_rows(j: int, L: int) -> Any:
-    """Where rows j … j + 3 of the triangle begin, at column j."""
+    """Say where rows j … j + 3 of the triangle begin, at column j."""
     row0 = (j * (j + 1) // 2 + j) * L
     row1 = row0 + (j + 1) * L
     row2 = row1 + (j + 2) * L
@@ -171,13 +171,13 @@ def four_rows(j: int, L: int) -> Any:
 
 @inlined
 def load_four(rows: Any, at: int, L: int) -> Any:
-    """Four rows of lanes, one after another."""
+    """Load four rows of lanes that lie one after another."""
     return load(rows, at), load(rows, at + L), load(rows, at + 2 * L), load(rows, at + 3 * L)
 
 
 @inlined
 def dot(entries: Any, us: Any, total: Any) -> Any:
-    """total + Σ aⱼ uⱼ over four columns."""
+    """Compute total + Σ aⱼ uⱼ over four columns."""
     total = fma(entries[1], us[1], fma(entries[0], us[0], total))
     return fma(entries[3], us[3], fma(entries[2], us[2], total))
 
@@ -187,7 +187,7 @@ def dot(entries: Any, us: Any, total: Any) -> Any:
 
 @jit
 def apply_reflections_(n: int, a: Any, h: Any, y: Any, L: int) -> None:
-    """y ← H y."""
+    """Set y ← H y."""
     zero = broadcast(a.dtype.type(0))
     for k in range(n - 3, -1, -1):
         projection = zero
@@ -200,14 +200,14 @@ def apply_reflections_(n: int, a: Any, h: Any, y: Any, L: int) -> None:
 
 @jit
 def four_columns(first: int, n: int, L: int) -> Any:
-    """Where columns first … first + 3 of a row of n begin; past the last one, that one again."""
+    """Say where columns first … first + 3 of a row of n begin; past the last one, that one again."""
     last = n - 1
     return min(first, last) * L, min(first + 1, last) * L, min(first + 2, last) * L, min(first + 3, last) * L
 
 
 @jit
 def reflect_basis_(n: int, a: Any, h: Any, u: Any, L: int) -> None:
-    """U ← H U, n rows of n columns, four columns at once."""
+    """Set U ← H U, n rows of n columns, four columns at once."""
     zero = broadcast(a.dtype.type(0))
     for k in range(n - 3, -1, -1):
         inverse = -load(h, k * L)

@@ -1,4 +1,4 @@
-"""The work list of one step: where blocks lie, as the compiled step reads it, and threads that take tiles from it."""
+"""Makes the work list of one step: where blocks lie, as the compiled step reads it. Threads take tiles from it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blockadapt.kernels import thresholds
 from blockadapt.kernels.contract import Batch, Place, Segment, Tally
-from blockadapt.kernels.cpu import thresholds
 from blockadapt.kernels.cpu.compilation import compiled
 from blockadapt.kernels.cpu.scratch import LINE, offsets
-from blockadapt.kernels.cpu.spectral import Form
+from blockadapt.kernels.cpu.spectral import Formula
 from blockadapt.kernels.cpu.step import worker
 from blockadapt.kernels.cpu.tables import ADDRESS, ENTRY, GRAD, TENSORS, TERMS, Entries, Extents
 from blockadapt.kernels.cpu.threads import ready, run_on_threads
@@ -30,12 +30,12 @@ _REALS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class NumbaWorkList(WorkList):
-    """A work list with all that the threads read."""
+    """Holds all that the threads read."""
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         super().__init__(OWNER, batch, places)
         real = _REALS[batch.dtype]
-        self._worker = worker_for(real, lanes_form(batch.function)).ctypes
+        self._worker = worker_for(real, lanes_formula(batch.function)).ctypes
         pieces = _pieces(places)
         self._of = np.array([i for i, _ in pieces])
         self._tensors = np.array([_tensor_rows(places[i], extents) for i, extents in pieces], dtype=np.int64)
@@ -45,14 +45,14 @@ class NumbaWorkList(WorkList):
         self._tally, self._pair = tally, torch.zeros(2, dtype=torch.float64)
         self._sums = np.zeros((2, 0 if tally is None else -(-int(self._starts[-1]) // TILE)))
         self._threads = 0
-        sweeps = thresholds.MAX_SWEEPS * batch.n
+        sweeps = thresholds.CPU_SWEEPS * batch.n
         entries = Entries(
             ticket=0,
             workers=0,
             by_jacobi=0,
             n=batch.n,
-            segments=len(pieces),
-            chunks=0,
+            pieces=len(pieces),
+            portions=0,
             sweeps=sweeps,
             kept=not refresh,
             scratch_bytes=offsets.py_func(batch.n, sweeps, self._coefficients.itemsize).end,
@@ -60,7 +60,7 @@ class NumbaWorkList(WorkList):
             extents_at=self._extents.ctypes.data,
             coefficients_at=self._coefficients.ctypes.data,
             starts_at=self._starts.ctypes.data,
-            chunks_at=0,
+            portions_at=0,
             scratch_at=0,
             counted=self._sums.shape[1],
             sums_at=self._sums.ctypes.data,
@@ -87,15 +87,15 @@ class NumbaWorkList(WorkList):
         self._entries[[ENTRY.ticket, ENTRY.workers, ENTRY.by_jacobi]] = 0
 
     def _share_out_(self, threads: int) -> None:
-        """Cut the tiles into chunks, and give each of so many threads its scratch."""
+        """Cut the tiles into portions, and give each of so many threads its scratch."""
         tiles = -(-int(self._starts[-1]) // TILE)
-        chunks = _chunks(tiles, threads, least=4 if self._batch.n > 1 else 512)
-        workers = min(threads, len(chunks) - 1)
+        portions = _portions(tiles, threads, least=4 if self._batch.n > 1 else 512)
+        workers = min(threads, len(portions) - 1)
         scratch = np.empty(workers * int(self._entries[ENTRY.scratch_bytes]) + LINE, dtype=np.uint8)
-        self._entries[ENTRY.chunks] = len(chunks) - 1
-        self._entries[ENTRY.chunks_at] = chunks.ctypes.data
+        self._entries[ENTRY.portions] = len(portions) - 1
+        self._entries[ENTRY.portions_at] = portions.ctypes.data
         self._entries[ENTRY.scratch_at] = scratch.ctypes.data + -scratch.ctypes.data % LINE
-        self._threads, self._workers, self._chunks, self._scratch = threads, workers, chunks, scratch
+        self._threads, self._workers, self._portions, self._scratch = threads, workers, portions, scratch
 
     def carry_out_(self) -> None:
         """Take the step. What the tiles have measured is added up in their order, into memory that is there."""
@@ -106,12 +106,12 @@ class NumbaWorkList(WorkList):
 
     @property
     def by_jacobi(self) -> int:
-        """How many blocks the last step solved by Jacobi's method."""
+        """Count the blocks that the last step solved by Jacobi's method."""
         return int(self._entries[ENTRY.by_jacobi])
 
 
-def _chunks(tiles: int, threads: int, least: int) -> np.ndarray:
-    """Where the chunks begin that threads take: long ones first, to run through memory, then ever shorter ones.
+def _portions(tiles: int, threads: int, least: int) -> np.ndarray:
+    """Say where the portions begin that threads take: long ones first, to run through memory, then ever shorter ones.
 
     So all threads finish together, also where one is slower than another.
     """
@@ -122,10 +122,10 @@ def _chunks(tiles: int, threads: int, least: int) -> np.ndarray:
 
 
 def _pieces(places: Sequence[Place]) -> list[tuple[int, Extents]]:
-    """The segments of a work list: each with the number of its place.
+    """Cut places into the pieces of a work list, each with the number of its place.
 
     A kept basis lies in tiles. So the full tiles of all places come first, and the blocks that are left after them
-    share tiles. Elsewhere a segment is a whole place.
+    share tiles. Elsewhere a piece is a whole place.
     """
     pieces = [
         (i, Extents(place.x.shape[1], place.x.shape[2], 0, place.num_blocks, 0)) for i, place in enumerate(places)
@@ -144,7 +144,7 @@ def _pieces(places: Sequence[Place]) -> list[tuple[int, Extents]]:
 
 
 def _tensor_rows(place: Place, extents: Extents) -> list[tuple[int, ...]]:
-    """Where each of `TENSORS` lies. The gradient lies as x does, and its address is filled in later."""
+    """Say where each of `TENSORS` lies. The gradient lies as x does, and its address is filled in later."""
 
     def row(name: str) -> tuple[int, ...]:
         tensor: Tensor | None = place.x if name == "grad" else getattr(place, name)
@@ -161,26 +161,26 @@ def _tensor_rows(place: Place, extents: Extents) -> list[tuple[int, ...]]:
 # What threads run -------------------------------------------------------------------------------------------------
 
 
-def lanes_form(function: SpectralFunction) -> Callable[..., Any] | None:
-    """A function's form for lanes, as a plain function; None for `InverseRoot`, which is built in."""
-    form = None if type(function) is InverseRoot else function.lanes
-    plain: Callable[..., Any] | None = getattr(form, "__func__", form)  # one written as a method has been bound
+def lanes_formula(function: SpectralFunction) -> Callable[..., Any] | None:
+    """Return a function's formula for lanes, as a plain function; None for `InverseRoot`, which is built in."""
+    formula = None if type(function) is InverseRoot else function.lanes
+    plain: Callable[..., Any] | None = getattr(formula, "__func__", formula)  # one written as a method has been bound
     return plain
 
 
 @lru_cache(maxsize=64)
-def worker_for(real: Any, form: Callable[..., Any] | None) -> Any:
-    """The compiled function that a thread runs, in its attribute `ctypes`.
+def worker_for(real: Any, formula: Callable[..., Any] | None) -> Any:
+    """Compile the function that a thread runs; it is in the attribute `ctypes`.
 
-    With a form of the user's it is compiled in memory, anew in each process: it is not kept on disk.
+    With a formula of the user's it is compiled in memory, anew in each process: it is not kept on disk.
 
     Raises:
-        ValueError: The form does not compile.
+        ValueError: The formula does not compile.
     """
-    if form is None:
+    if formula is None:
         return compiled(worker(real), real.__name__)
     try:
-        return numba.cfunc("void(voidptr)", error_model="numpy")(worker(real, Form(form)))
+        return numba.cfunc("void(voidptr)", error_model="numpy")(worker(real, Formula(formula)))
     except numba.core.errors.NumbaError as error:
         rule = "a function of (eigenvalue, lr, damping) in the vocabulary of `blockadapt.kernels.cpu.simd`"
-        raise ValueError(refusal(OWNER, "lanes", rule, form)) from error
+        raise ValueError(refusal(OWNER, "lanes", rule, formula)) from error

@@ -1,1 +1,1 @@
-"""The kernel for GPUs, in Triton: `kernel` keeps the contract, `work` launches, `step` is what is launched."""
+"""The kernel for GPUs is written in Triton: `kernel` keeps the contract, `work` launches, `step` is launched."""

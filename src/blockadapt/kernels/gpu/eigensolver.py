@@ -18,13 +18,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from blockadapt.kernels.thresholds import FLOAT32, FLOAT64
+from blockadapt.kernels.thresholds import FLOAT32, FLOAT64, GPU_APART
 
 ROUNDOFF32, ROUNDOFF64 = tl.constexpr(FLOAT32.roundoff), tl.constexpr(FLOAT64.roundoff)
 COLUMN32, COLUMN64 = tl.constexpr(FLOAT32.column), tl.constexpr(FLOAT64.column)
 COUPLING32, COUPLING64 = tl.constexpr(FLOAT32.coupling), tl.constexpr(FLOAT64.coupling)
 BULGE32, BULGE64 = tl.constexpr(FLOAT32.bulge), tl.constexpr(FLOAT64.bulge)
 END, LOPSIDED = tl.constexpr(FLOAT32.end), tl.constexpr(FLOAT32.lopsided)
+APART = tl.constexpr(GPU_APART)
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def exact_ratio(left, right):
 
 
 @triton.jit
-def reduce_(n, a, u, q, h, d, e, y, LANES: tl.constexpr, REAL: tl.constexpr):
+def tridiagonalise_(n, a, u, q, h, d, e, y, LANES: tl.constexpr, REAL: tl.constexpr):
     """Make T = Hᵀ A H and y ← Hᵀ y, for entries of at most about 1. The reflections I − u uᵀ/h stay in a's columns.
 
     Columns whose squares sum to no more than `least` are taken for tridiagonal: 1/h must not overflow.
@@ -100,7 +101,7 @@ def reduce_(n, a, u, q, h, d, e, y, LANES: tl.constexpr, REAL: tl.constexpr):
 
 
 @triton.jit
-def unreduce_(n, a, h, y, LANES: tl.constexpr):
+def apply_reflections_(n, a, h, y, LANES: tl.constexpr):
     """Take y back through the reflections: y ← H y."""
     for back in range(n - 2):
         k = n - 3 - back
@@ -114,7 +115,7 @@ def unreduce_(n, a, h, y, LANES: tl.constexpr):
 
 
 @triton.jit
-def ascends(n, d, e, LANES: tl.constexpr, REAL: tl.constexpr):
+def small_end_first(n, d, e, LANES: tl.constexpr, REAL: tl.constexpr):
     """Say where T has its small end on top: sweeps run from the large end to the small one."""
     noise: tl.constexpr = ROUNDOFF32 if REAL == tl.float32 else ROUNDOFF64
     top, bottom = tl.load(d), tl.load(d)
@@ -137,7 +138,7 @@ def reverse_(n, rows, mask, LANES: tl.constexpr):
 
 
 @triton.jit
-def rotate_(a, d, y, log, LANES: tl.constexpr, REAL: tl.constexpr):
+def diagonalise_2x2_(a, d, y, log, LANES: tl.constexpr, REAL: tl.constexpr):
     """Make Λ = Rᵀ A R and y ← Rᵀ y for blocks of 2 by one Jacobi rotation, logged as a sweep.
 
     It is done in float64: there is little to compute, and float32 loses half the digits of the smaller eigenvalue.
@@ -199,7 +200,7 @@ def diagonalise_(n, d, e, y, log, most, LANES: tl.constexpr, REAL: tl.constexpr)
         here, y_here = tl.load(d), tl.load(y)
         g, c, s, p = here - shift, one, one, zero
         above = zero
-        floor = zero + 1e3  # there is no e before the first row
+        floor = zero + APART  # there is no e before the first row
         corner_off, corner_above, corner, last = zero, zero, zero, none
         for i in range(hi):
             off = tl.load(e + i * LANES)
@@ -236,7 +237,7 @@ def diagonalise_(n, d, e, y, log, most, LANES: tl.constexpr, REAL: tl.constexpr)
             c = tl.where(apart, one, c)
             g = tl.where(apart, below - shift, g)
             p = tl.where(apart, zero, p)
-            floor = tl.where(apart, zero + 1e3, zero + least)  # what was zero stays so
+            floor = tl.where(apart, zero + APART, zero + least)  # what was zero stays so
             above = diagonal
             here = below
         diagonal = here - p
@@ -254,7 +255,7 @@ def diagonalise_(n, d, e, y, log, most, LANES: tl.constexpr, REAL: tl.constexpr)
 
 
 @triton.jit
-def undiagonalise_(n, y, log, sweeps, LANES: tl.constexpr):
+def apply_rotations_(n, y, log, sweeps, LANES: tl.constexpr):
     """Take y back through the log: y ← R y."""
     for back in range(sweeps):
         at = log + (sweeps - 1 - back) * ((2 * n - 1) * LANES)

@@ -1,4 +1,4 @@
-"""The GPU kernel: which blocks it takes, and its side of the contract. Triton is imported at the first step."""
+"""Says which blocks the GPU kernel takes, and keeps its side of the contract. Triton is imported at the first step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TritonKernel(Kernel):
         return launches
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """See `Kernel.decompose`; by a kernel of its own, so that work lists of steps stay."""
+        """See `Kernel.decompose`; a kernel of its own does it, so that work lists of steps stay."""
         return decomposed(TritonKernel(), packed, n)
 
 

@@ -1,4 +1,4 @@
-"""The step of a batch as Triton kernels.
+"""Takes the step of a batch, in Triton kernels.
 
     advance     a tile of blocks a program, a block a lane, vectors as rows of scratch: V, m, eigensolve, s, x
     turn        the same under a basis that was kept: no eigensolve
@@ -16,7 +16,13 @@ import triton.language as tl
 from blockadapt.kernels.contract import TERMS
 from blockadapt.kernels.gpu import eigensolver as solver
 from blockadapt.kernels.layout import TILE as _TILE
-from blockadapt.kernels.thresholds import FLOAT32, FLOAT64
+from blockadapt.kernels.thresholds import (
+    FLOAT32,
+    FLOAT64,
+    GPU_JACOBI_COUPLING,
+    GPU_JACOBI_ROUNDOFF,
+    GPU_JACOBI_SWEEPS,
+)
 
 COLUMNS = (
     "x", "m", "second_moment", "largest", "basis", "eigenvalues",
@@ -44,6 +50,8 @@ LR, CORRECTION, DAMPING, LOWER, UPPER, RESOLUTION = (
 )
 ENTRY32, ENTRY64 = tl.constexpr(FLOAT32.entry), tl.constexpr(FLOAT64.entry)
 LEAST32, LEAST64 = tl.constexpr(FLOAT32.least_normal), tl.constexpr(FLOAT64.least_normal)
+ROUNDOFF, COUPLING = tl.constexpr(GPU_JACOBI_ROUNDOFF), tl.constexpr(GPU_JACOBI_COUPLING)
+SWEEPS = tl.constexpr(GPU_JACOBI_SWEEPS)
 
 
 @triton.jit
@@ -224,16 +232,16 @@ def advance(
             tl.store(y + i * LANES, tl.where(finite, tl.load(y + i * LANES), zero))
 
         solved = finite
-        ascending = zero != 0
+        reversed_ = zero != 0
         sweeps = 1
         if PAIR:
-            solver.rotate_(a, d, y, log, LANES, REAL)
+            solver.diagonalise_2x2_(a, d, y, log, LANES, REAL)
         else:
-            solver.reduce_(n, a, u, q, h, d, e, y, LANES, REAL)
-            ascending = solver.ascends(n, d, e, LANES, REAL)
-            solver.reverse_(n, d, ascending, LANES)
-            solver.reverse_(n - 1, e, ascending, LANES)
-            solver.reverse_(n, y, ascending, LANES)
+            solver.tridiagonalise_(n, a, u, q, h, d, e, y, LANES, REAL)
+            reversed_ = solver.small_end_first(n, d, e, LANES, REAL)
+            solver.reverse_(n, d, reversed_, LANES)
+            solver.reverse_(n - 1, e, reversed_, LANES)
+            solver.reverse_(n, y, reversed_, LANES)
             sweeps, converged = solver.diagonalise_(n, d, e, y, log, most, LANES, REAL)
             solved = finite & converged
 
@@ -262,9 +270,9 @@ def advance(
             lost = tl.where(finite, 0.0, float("nan")).to(tl.float64)
             tally_(sums, tile, tiles, tl.where(solved, along, lost), tl.where(solved, square, lost))
 
-        solver.undiagonalise_(n, y, log, sweeps, LANES)
-        solver.reverse_(n, y, ascending, LANES)
-        solver.unreduce_(n, a, h, y, LANES)
+        solver.apply_rotations_(n, y, log, sweeps, LANES)
+        solver.reverse_(n, y, reversed_, LANES)
+        solver.apply_reflections_(n, a, h, y, LANES)
         shrink = term(row, SHRINK, REAL)
         for i in range(n):
             exists = length > i
@@ -275,9 +283,9 @@ def advance(
             for j in range(n - 1):  # a column of U is what the way back makes of a unit vector
                 for i in range(n):
                     tl.store(u + i * LANES, tl.where(lane * 0 + i == j, zero + 1, zero))
-                solver.undiagonalise_(n, u, log, sweeps, LANES)
-                solver.reverse_(n, u, ascending, LANES)
-                solver.unreduce_(n, a, h, u, LANES)
+                solver.apply_rotations_(n, u, log, sweeps, LANES)
+                solver.reverse_(n, u, reversed_, LANES)
+                solver.apply_reflections_(n, a, h, u, LANES)
                 solver.factor_column_(n, j, u, basis_at, by, there, LANES, REAL)
         failed = there & finite & (solved == 0)
         if tl.max(failed.to(tl.int32), 0) > 0:
@@ -393,7 +401,7 @@ def redo(
         U = tl.where(i == j, 1.0, 0.0).to(tl.float64)
         sweeps = 0
         rotated = 1
-        while (rotated > 0) & (sweeps < 40):
+        while (rotated > 0) & (sweeps < SWEEPS):
             sweeps += 1
             rotated = 0
             for round in range(EVEN - 1):
@@ -405,7 +413,7 @@ def redo(
                 off = tl.sum(tl.where(j == partner[:, None], A, 0.0), 1)
                 off = tl.where(first, off, tl.gather(off, partner, 0))  # one angle for both
                 d_partner = tl.gather(d, partner, 0)
-                done = (tl.abs(off) <= 1e-16 * tl.sqrt(tl.abs(d * d_partner)) + 1e-20) | (partner == index)
+                done = (tl.abs(off) <= ROUNDOFF * tl.sqrt(tl.abs(d * d_partner)) + COUPLING) | (partner == index)
                 rotated += tl.max(1 - done.to(tl.int32), 0)
                 slope = tl.where(first, d_partner - d, d - d_partner) * 0.5 / tl.where(done, 1.0, off)
                 root = tl.sqrt(slope * slope + 1)

@@ -1,4 +1,4 @@
-"""The launches of one step: where blocks lie, as the Triton kernels read it."""
+"""Makes the launches of one step: where blocks lie, as the Triton kernels read it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Place, Segment, Tally
 from blockadapt.kernels.gpu import step
+from blockadapt.kernels.thresholds import GPU_MORE_SWEEPS, GPU_SWEEPS
 from blockadapt.kernels.transfer import is_capturing, sent, term_table
 from blockadapt.kernels.work_lists import WorkList
 
@@ -24,7 +25,7 @@ _ADDRESSES = ("x", "m", "second_moment", "largest", "basis", "eigenvalues")
 _STRIDED = ("x", "m", "second_moment", "largest")
 
 INTERPRETED = not isinstance(step.advance, triton.JITFunction)
-"""Whether Triton runs kernels in Python: `TRITON_INTERPRET` was set when they were defined."""
+"""It says whether Triton runs kernels in Python: `TRITON_INTERPRET` was set when they were defined."""
 
 WARPS_PER_PROCESSOR = 16
 """A streaming multiprocessor is given so many programs of one warp. No hardware has judged this choice yet."""
@@ -34,18 +35,18 @@ SCRATCH = 1 << 27
 
 
 def launches_on(device: torch.device) -> bool:
-    """Whether Triton can launch on this device."""
+    """Say whether Triton can launch on this device."""
     return device.type == "cpu" if INTERPRETED else device.type in ("cuda", "xpu")
 
 
 def sweeps_allowed(n: int) -> int:
-    """Say for how many QR sweeps the log has room: a third more than the most that was seen in any tile."""
-    return 2 * n + 6
+    """Say for how many QR sweeps the log has room; see `kernels.thresholds`."""
+    return GPU_SWEEPS * n + GPU_MORE_SWEEPS
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with all that it is called with."""
+    """Holds a kernel with all that it is called with."""
 
     function: Any
     programs: int
@@ -64,7 +65,7 @@ class Launch:
 
 
 class Step(NamedTuple):
-    """The launches of blocks that are alike, and where they count themselves: `sums` is float64 [2, tiles]."""
+    """Holds the launches of blocks that are alike, and where they count themselves: `sums` is float64 [2, tiles]."""
 
     device: torch.device
     launches: list[Launch]
@@ -75,7 +76,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Launches:
-    """A step that is ready to be launched."""
+    """Holds a step that is ready to be launched."""
 
     steps: list[Step]
 
@@ -90,7 +91,7 @@ class Launches:
 
 
 class TritonWorkList(WorkList):
-    """A work list on the device: the part of its table that stays from step to step, and who owns each tile."""
+    """Holds a work list on the device: what of its table stays from step to step, and who owns each tile."""
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         super().__init__(OWNER, batch, places)

@@ -35,7 +35,7 @@ class Ranks(Protocol):
         ...
 
     def buckets(self, units: Sequence[Unit]) -> list[list[Unit]]:
-        """Return these units in the order in which they are moved and published; their parts hold the parameters."""
+        """Return these units in the order in which they are moved and published; `Unit.local` is up to date then."""
         ...
 
     def agree(self, verdict: Verdict) -> Verdict:

@@ -80,7 +80,7 @@ class RowShare:
             return None
         return self.mesh.get_group(next(dim for dim, place in enumerate(self.placements) if not place.is_replicate()))
 
-    def part(self, param: Tensor) -> Tensor:
+    def local(self, param: Tensor) -> Tensor:
         """See `Share`."""
         return self.slabs[param] if self.slabs else local(param)
 

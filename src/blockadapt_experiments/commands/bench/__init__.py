@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from blockadapt_experiments.commands.bench.blocks import limit_rows, option_rows, scaling_rows, small_rows
-from blockadapt_experiments.commands.bench.measuring import Row, Training, milliseconds, mnist_like, ratio
+from blockadapt_experiments.commands.bench.measuring import Row
 from blockadapt_experiments.commands.bench.networks import filter_rows, gpt_rows, lenet_5_rows, lenet_300_rows
+from blockadapt_experiments.commands.bench.ranks import rank_rows
 
-__all__ = ["SECTIONS", "Row", "Training", "milliseconds", "mnist_like", "ratio"]
+__all__ = ["SECTIONS", "Row"]
 
 SECTIONS: dict[str, Callable[[int], Iterator[Row]]] = {
     "LeNet-300-100": lenet_300_rows,
@@ -23,4 +24,5 @@ SECTIONS: dict[str, Callable[[int], Iterator[Row]]] = {
     "large models": scaling_rows,
     "options": option_rows,
     "limits": limit_rows,
+    "many processes": rank_rows,
 }

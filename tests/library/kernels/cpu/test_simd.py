@@ -424,11 +424,11 @@ def test_transposing_onto_memory_scales_it_adds_and_touches_nothing_else(real: A
 
 
 def load_some(out: Any, address: int, first: int, last: int, others: Any) -> None:
-    store(out, 0, simd.load_part(address, first, last, load(others, 0)))
+    store(out, 0, simd.load_lanes(address, first, last, load(others, 0)))
 
 
 def store_some(address: int, first: int, last: int, a: Any) -> None:
-    simd.store_part(address, first, last, load(a, 0))
+    simd.store_lanes(address, first, last, load(a, 0))
 
 
 @each_real

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from blockadapt.kernels import Segment
-from blockadapt.kernels.cpu import step, thresholds, work
+from blockadapt.kernels import Segment, thresholds
+from blockadapt.kernels.cpu import step, work
 from blockadapt.kernels.cpu.kernel import NumbaKernel
 from blockadapt.kernels.cpu.simd import LANES, reciprocal_sqrt, sqrt
 from blockadapt.kernels.cpu.spectral import INVERSE_ROOT
@@ -59,7 +59,7 @@ def test_uncompiled_the_algorithm_is_the_same(n: int, path: str, dtype: torch.dt
 def test_uncompiled_a_block_that_does_not_converge_is_solved_by_jacobi(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thresholds, "MAX_SWEEPS", 0)
+    monkeypatch.setattr(thresholds, "CPU_SWEEPS", 0)
     segment = PATHS["amsgrad, new basis"](training(4, 19, dtype))
     after, by_jacobi = carried_out(segment)
     (exact,) = stepped(EighKernel(), [segment], torch.float64)
@@ -99,7 +99,7 @@ def test_a_block_that_does_not_converge_is_solved_in_the_step_and_nothing_is_los
         raise AssertionError("eigh is not to be called")
 
     monkeypatch.setattr(torch.linalg, "eigh", refuse)
-    monkeypatch.setattr(thresholds, "MAX_SWEEPS", sweeps)
+    monkeypatch.setattr(thresholds, "CPU_SWEEPS", sweeps)
     kernel = NumbaKernel()
     (after,) = stepped(kernel, [segment])
     if sweeps == 0:
@@ -115,7 +115,7 @@ def test_of_a_step_only_the_blocks_that_do_not_converge_are_solved_by_jacobi(mon
     diagonal = torch.arange(0, 40, 2)
     segment.second_moment[diagonal] = pack(torch.diag(torch.arange(1.0, 5.0)))
     (normal,) = stepped(NumbaKernel(), [segment])
-    monkeypatch.setattr(thresholds, "MAX_SWEEPS", 0)
+    monkeypatch.setattr(thresholds, "CPU_SWEEPS", 0)
     kernel = NumbaKernel()
     (after,) = stepped(kernel, [segment])
     assert solved_by_jacobi(kernel) == 20
@@ -124,7 +124,7 @@ def test_of_a_step_only_the_blocks_that_do_not_converge_are_solved_by_jacobi(mon
 
 
 def test_blocks_that_do_not_converge_are_counted_anew_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thresholds, "MAX_SWEEPS", 0)
+    monkeypatch.setattr(thresholds, "CPU_SWEEPS", 0)
     kernel, segment = NumbaKernel(), training(3, 40, torch.float32).segment()
     for _ in range(2):
         kernel.prepare(segment.place.batch, [segment]).write_()
@@ -133,7 +133,7 @@ def test_blocks_that_do_not_converge_are_counted_anew_at_each_step(monkeypatch: 
 
 @each_dtype
 def test_a_block_that_is_not_finite_does_not_go_to_jacobi(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thresholds, "MAX_SWEEPS", 0)
+    monkeypatch.setattr(thresholds, "CPU_SWEEPS", 0)
     segment = training(5, 40, dtype)
     segment.second_moment[7] = torch.inf
     kernel = NumbaKernel()
@@ -160,7 +160,7 @@ class FourthRoot(SpectralFunction):
 
 
 class Method(SpectralFunction):
-    """f(λ) = α / √(λ/2 + δ): with a number, and a form that is written as a method."""
+    """f(λ) = α / √(λ/2 + δ): with a number, and a formula that is written as a method."""
 
     def lanes(eigenvalue: Any, lr: Any, damping: Any) -> Any:
         return lr * reciprocal_sqrt(0.5 * eigenvalue + damping)
@@ -178,14 +178,14 @@ class TorchOnly(SpectralFunction):
 
 FOURTH_ROOT, METHOD = FourthRoot(), Method()
 
-compiles_a_form = pytest.mark.xdist_group("a form for lanes")
-"""A form takes ten seconds to compile: one process does all that needs it."""
+compiles_a_formula = pytest.mark.xdist_group("a formula for lanes")
+"""A formula takes ten seconds to compile: one process does all that needs it."""
 
 
-@compiles_a_form
+@compiles_a_formula
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("path", ["plain", "clipped", "coarse", "amsgrad, new basis", "amsgrad, kept basis"])
-def test_a_form_for_lanes_takes_the_step_of_the_torch_form(path: str, dtype: torch.dtype) -> None:
+def test_a_formula_for_lanes_takes_the_step_of_the_one_for_torch(path: str, dtype: torch.dtype) -> None:
     for n in (1, 2, 6):
         segment = replace(PATHS[path](training(n, 45, dtype)), function=FOURTH_ROOT)
         assert NumbaKernel().takes(segment.batch)
@@ -197,14 +197,14 @@ def test_a_form_for_lanes_takes_the_step_of_the_torch_form(path: str, dtype: tor
 
 
 @pytest.mark.slow
-def test_a_form_may_be_a_method_and_use_numbers() -> None:
+def test_a_formula_may_be_a_method_and_use_numbers() -> None:
     segment = replace(training(6, 45, torch.float32), function=METHOD)
     (ours,) = stepped(NumbaKernel(), [segment])
     (exact,) = stepped(EighKernel(), [segment], torch.float64)
     assert_close(ours, exact, close_enough(6, torch.float32))
 
 
-@compiles_a_form
+@compiles_a_formula
 def test_each_function_gets_a_step_of_its_own_in_one_kernel() -> None:
     kernel = NumbaKernel()
     segments = [training(6, 45, torch.float32), replace(training(6, 45, torch.float32), function=FOURTH_ROOT)]
@@ -213,7 +213,7 @@ def test_each_function_gets_a_step_of_its_own_in_one_kernel() -> None:
         assert bits(after) == bits(alone)
 
 
-def test_without_a_form_for_lanes_the_step_goes_through_eigh() -> None:
+def test_without_a_formula_for_lanes_the_step_goes_through_eigh() -> None:
     segment = replace(training(6, 45, torch.float32), function=TorchOnly())
     assert not NumbaKernel().takes(segment.batch)
     (ours,) = stepped(NumbaKernel(), [segment])
@@ -221,7 +221,7 @@ def test_without_a_form_for_lanes_the_step_goes_through_eigh() -> None:
     assert bits(ours) == bits(theirs)
 
 
-def test_a_form_that_does_not_compile_is_refused_in_one_sentence() -> None:
+def test_a_formula_that_does_not_compile_is_refused_in_one_sentence() -> None:
     class Broken(SpectralFunction):
         lanes = staticmethod(lambda eigenvalue, lr, damping: np.linalg.eigh(eigenvalue))
 
@@ -232,7 +232,7 @@ def test_a_form_that_does_not_compile_is_refused_in_one_sentence() -> None:
     assert bits(segment) == before
 
 
-@compiles_a_form
+@compiles_a_formula
 def test_the_compiled_step_allocates_nothing() -> None:
     """Memory that cannot be had would be an error that nobody sees, after other blocks were written."""
     code = work.worker_for(np.float32, fourth_root).inspect_llvm()

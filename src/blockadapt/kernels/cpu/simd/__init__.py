@@ -1,4 +1,4 @@
-"""Lanes: short vectors for Numba, one block a lane, so that each scalar step of an algorithm is one SIMD instruction.
+"""Gives Numba short vectors, one block a lane, so that each scalar step of an algorithm is one SIMD instruction.
 
     types        a row of lanes and a mask as Numba types, and how a function on them is defined
     arithmetic   operators and functions from rows to rows
@@ -12,7 +12,7 @@ gets `<32 x float>` and `<32 x double>`, keeps them in registers and has nothing
 Each function has two bodies. The Python one works on NumPy arrays, so a kernel's `.py_func` runs uncompiled; the
 lowered one emits LLVM. A row is as many lanes as a tile has blocks.
 
-The form for lanes of a spectral function is written in the vocabulary of `arithmetic`: + − · / between rows or a row
+The formula of a spectral function is written in the vocabulary of `arithmetic`: + − · / between rows or a row
 and a number, comparisons, and `absolute`, `fma`, `maximum`, `minimum`, `reciprocal_sqrt`, `select`, `sqrt`.
 """
 
@@ -35,14 +35,14 @@ from blockadapt.kernels.cpu.simd.memory import (
     array_at,
     gather,
     load,
-    load_part,
+    load_lanes,
     load_row,
     pointer,
     prefetch,
     rows_at,
     scatter,
     store,
-    store_part,
+    store_lanes,
     store_row,
     take_ticket,
 )
@@ -66,7 +66,7 @@ __all__ = [
     "fma",
     "gather",
     "load",
-    "load_part",
+    "load_lanes",
     "load_row",
     "maximum",
     "minimum",
@@ -80,7 +80,7 @@ __all__ = [
     "select",
     "sqrt",
     "store",
-    "store_part",
+    "store_lanes",
     "store_row",
     "take_ticket",
     "total",

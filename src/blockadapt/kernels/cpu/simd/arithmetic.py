@@ -1,4 +1,4 @@
-"""Operators and functions from rows of lanes to rows of lanes."""
+"""Defines operators and functions from rows of lanes to rows of lanes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _same(a: Any, b: Any) -> Any:
 
 
 def _arithmetic(op: Any, name: str) -> None:
-    """An operator between two rows, or a row and a number, which counts as a row of its own type."""
+    """Define an operator between two rows, or a row and a number, which counts as a row of its own type."""
 
     @defines(op, Lanes, Lanes, returns=_same)
     def _(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -72,67 +72,67 @@ def _neg(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 
 def broadcast(value: Any) -> Any:
-    """The same number in every lane."""
+    """Put the same number into every lane."""
     return np.full(LANES, value)
 
 
 def select(mask: Any, lanes: Any, other: Any) -> Any:
-    """`lanes` where the mask is true, `other` elsewhere."""
+    """Take `lanes` where the mask is true, `other` elsewhere."""
     return np.where(mask, lanes, other)
 
 
 def all_lanes(mask: Any) -> bool:
-    """Whether the mask is true in all lanes."""
+    """Say whether the mask is true in all lanes."""
     return bool(np.all(mask))
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """a · b + c, rounded once where compiled."""
+    """Compute a · b + c, rounded once where compiled."""
     return a * b + c
 
 
 def sqrt(lanes: Any) -> Any:
-    """√x, correctly rounded."""
+    """Compute √x, correctly rounded."""
     return np.sqrt(lanes)
 
 
 def reciprocal_sqrt(lanes: Any) -> Any:
-    """1/√x to within two units in the last place: float32 uses the estimate instruction and a Newton step."""
+    """Compute 1/√x to within two units in the last place: float32 uses the estimate instruction and a Newton step."""
     return (1 / np.sqrt(lanes)).astype(lanes.dtype)
 
 
 def absolute(lanes: Any) -> Any:
-    """|x|."""
+    """Compute |x|."""
     return np.abs(lanes)
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """The larger of two; the second where one is NaN."""
+    """Take the larger of two; the second where one is NaN."""
     return np.where(a > b, a, b)
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """The smaller of two; the second where one is NaN."""
+    """Take the smaller of two; the second where one is NaN."""
     return np.where(a < b, a, b)
 
 
 def power_of_two(lanes: Any) -> Any:
-    """The largest power of two that is at most x, for normal x > 0."""
+    """Find the largest power of two that is at most x, for normal x > 0."""
     return np.ldexp(np.ones_like(lanes), np.frexp(lanes)[1] - 1)
 
 
 def total(lanes: Any) -> float:
-    """The sum over all lanes, in one order that the processor likes."""
+    """Add up all lanes, in one order that the processor likes."""
     return float(np.sum(lanes))
 
 
 def widen(lanes: Any) -> Any:
-    """Lanes as float64 lanes."""
+    """Convert lanes to float64."""
     return lanes.astype(np.float64)
 
 
 def narrow(lanes: Any, like: Any) -> Any:
-    """float64 lanes as lanes of this array's type."""
+    """Convert float64 lanes to this array's type."""
     return lanes.astype(like.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Rows of lanes in and out of arrays and addresses, and what threads share.
+"""Moves rows of lanes in and out of arrays and addresses, and counts for all threads.
 
 Addresses are bytes, one per lane, in an int64 array. `like` is any array of the element type.
 """
@@ -38,57 +38,57 @@ def _at(address: int, like: Any) -> Any:
 
 
 def load(array: Any, start: int) -> Any:
-    """A row of lanes out of a 1-D array."""
+    """Read a row of lanes out of a 1-D array."""
     return array[start : start + LANES].copy()
 
 
 def store(array: Any, start: int, lanes: Any) -> None:
-    """A row of lanes into a 1-D array."""
+    """Write a row of lanes into a 1-D array."""
     array[start : start + lanes.size] = lanes
 
 
 def gather(addresses: Any, offset: int, like: Any) -> Any:
-    """One number per lane, from its address plus `offset` bytes."""
+    """Read one number per lane, from its address plus `offset` bytes."""
     return np.array([_at(addresses[lane] + offset, like).value for lane in range(LANES)], dtype=like.dtype)
 
 
 def scatter(addresses: Any, offset: int, lanes: Any) -> None:
-    """One number per lane, to its address plus `offset` bytes."""
+    """Write one number per lane, to its address plus `offset` bytes."""
     for lane in range(lanes.size):
         _at(addresses[lane] + offset, lanes).value = lanes[lane]
 
 
 def load_row(address: int, like: Any) -> Any:
-    """A row of lanes that lies side by side in memory."""
+    """Read a row of lanes that lies side by side in memory."""
     return gather([address + lane * like.itemsize for lane in range(LANES)], 0, like)
 
 
 def store_row(address: int, lanes: Any) -> None:
-    """A row of lanes side by side into memory."""
+    """Write a row of lanes side by side into memory."""
     scatter([address + lane * lanes.itemsize for lane in range(lanes.size)], 0, lanes)
 
 
-def load_part(address: int, first: int, last: int, others: Any) -> Any:
-    """Lanes [first, last) of a row at an address, the other lanes from `others`; nothing else of the row is read."""
+def load_lanes(address: int, first: int, last: int, others: Any) -> Any:
+    """Read lanes [first, last) of a row at an address, the other lanes from `others`; nothing else there is read."""
     row = others.copy()
     for lane in range(first, last):
         row[lane] = _at(address + lane * others.itemsize, others).value
     return row
 
 
-def store_part(address: int, first: int, last: int, lanes: Any) -> None:
-    """Lanes [first, last) of a row into memory at an address; nothing else there is written."""
+def store_lanes(address: int, first: int, last: int, lanes: Any) -> None:
+    """Write lanes [first, last) of a row to an address; nothing else there is written."""
     for lane in range(first, last):
         _at(address + lane * lanes.itemsize, lanes).value = lanes[lane]
 
 
 def array_at(address: int, count: int, like: Any) -> Any:
-    """So many numbers at an address, as an array."""
+    """View so many numbers at an address as an array."""
     return np.ctypeslib.as_array((_c_type(like) * count).from_address(int(address)))
 
 
 def rows_at(address: int, rows: int, like: Any) -> Any:
-    """So many rows of lanes at an address, as an array."""
+    """View so many rows of lanes at an address as an array."""
     return array_at(address, rows * LANES, like)
 
 
@@ -97,12 +97,12 @@ def prefetch(address: int) -> None:
 
 
 def pointer(address: int) -> Any:
-    """An address as a pointer, for `numba.carray`."""
+    """Make an address a pointer, for `numba.carray`."""
     return ctypes.c_void_p(int(address))
 
 
 def take_ticket(array: Any, index: int) -> int:
-    """array[index], and add one to it, in one step that no other thread can divide."""
+    """Return array[index] and add one to it, in one step that no other thread can divide."""
     ticket = int(array[index])
     array[index] += 1
     return ticket
@@ -152,18 +152,18 @@ def _store_row(context: Any, builder: Any, sig: Any, args: Any) -> None:
     store_vector(builder, args[1], builder.inttoptr(args[0], args[1].type.as_pointer()))
 
 
-_PART = (types.Integer, types.Integer, types.Integer, Lanes)
+_SOME_LANES = (types.Integer, types.Integer, types.Integer, Lanes)
 
 
-@defines(load_part, *_PART, returns=lambda address, first, last, others: others)
-def _load_part(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+@defines(load_lanes, *_SOME_LANES, returns=lambda address, first, last, others: others)
+def _load_lanes(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     address, first, last, others = args
     place = builder.inttoptr(address, others.type.as_pointer())
     return load_vector(builder, place, _between(builder, first, last), others)
 
 
-@defines(store_part, *_PART, returns=lambda address, first, last, lanes: types.void)
-def _store_part(context: Any, builder: Any, sig: Any, args: Any) -> None:
+@defines(store_lanes, *_SOME_LANES, returns=lambda address, first, last, lanes: types.void)
+def _store_lanes(context: Any, builder: Any, sig: Any, args: Any) -> None:
     address, first, last, row = args
     store_vector(builder, row, builder.inttoptr(address, row.type.as_pointer()), _between(builder, first, last))
 
@@ -211,7 +211,7 @@ _ALL = ir.Constant(ir.VectorType(BOOL, LANES), [1] * LANES)
 
 
 def load_vector(builder: Any, place: Any, mask: Any = None, others: Any = None) -> Any:
-    """The vector at a pointer. What is masked out is not read: it is that of `others`, or zero."""
+    """Emit a read of the vector at a pointer. What is masked out is not read: it is that of `others`, or zero."""
     vector = place.type.pointee
     if mask is None:
         loaded = builder.load(place)
@@ -222,7 +222,7 @@ def load_vector(builder: Any, place: Any, mask: Any = None, others: Any = None) 
 
 
 def store_vector(builder: Any, row: Any, place: Any, mask: Any = None) -> None:
-    """A vector to a pointer. What is masked out is not written."""
+    """Emit a write of a vector to a pointer. What is masked out is not written."""
     if mask is None:
         builder.store(row, place).align = item_bytes(row.type)
     else:
@@ -240,7 +240,7 @@ def _alignment(vector: ir.VectorType) -> Any:
 
 
 def _pointers(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, vector: ir.VectorType) -> Any:
-    """<count x pointer> from the int64 array of addresses, shifted by `offset` bytes."""
+    """Make <count x pointer> from the int64 array of addresses, shifted by `offset` bytes."""
     integers = ir.VectorType(INT64, vector.count)
     loaded = builder.load(builder.bitcast(data_of(context, builder, array_type, array), integers.as_pointer()))
     loaded.align = 8
@@ -249,7 +249,7 @@ def _pointers(context: Any, builder: Any, array_type: Any, array: Any, offset: A
 
 
 def _between(builder: Any, first: Any, last: Any) -> Any:
-    """The mask of lanes [first, last)."""
+    """Make the mask of lanes [first, last)."""
     kind = ir.VectorType(INT32, LANES)
     numbers = ir.Constant(kind, list(range(LANES)))
     low, high = (splat(builder, builder.trunc(bound, INT32), kind) for bound in (first, last))

@@ -1,4 +1,4 @@
-"""Numbers that lie side by side in each lane's block, to and from rows of lanes: transposes, 16 × 16 at a time."""
+"""Transposes numbers that lie side by side in each lane's block to rows of lanes and back, 16 × 16 at a time."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from blockadapt.kernels.cpu.simd.memory import gather, load, load_vector, scatte
 from blockadapt.kernels.cpu.simd.types import ELEMENTS, INT32, INT64, LANES, call, data_of, defines, splat
 
 SQUARE = 16
-"""Entries of each lane, and lanes, that are transposed at once."""
+"""So many entries of each of so many lanes are transposed at once."""
 
 
 def transpose_in(addresses: Any, offset: int, array: Any, start: int) -> None:
-    """Entries 0..15 at each lane's address + `offset` into 16 rows of lanes at array[start:]."""
+    """Read entries 0..15 at each lane's address + `offset` into 16 rows of lanes at array[start:]."""
     for entry in range(SQUARE):
         store(array, start + entry * LANES, gather(addresses, offset + entry * array.itemsize, array))
 
 
 def transpose_out(addresses: Any, offset: int, array: Any, start: int) -> None:
-    """The inverse of `transpose_in`."""
+    """Undo `transpose_in`."""
     for entry in range(SQUARE):
         scatter(addresses, offset + entry * array.itemsize, load(array, start + entry * LANES))
 
 
 def transpose_few_in(addresses: Any, count: int, array: Any) -> None:
-    """`transpose_in` for `count` < 16 entries, into the array's first rows. Nothing past them is read or written."""
+    """Read `count` < 16 entries of each lane into the array's first rows. Nothing past them is read or written."""
     for entry in range(count):
         store(array, entry * LANES, gather(addresses, entry * array.itemsize, array))
 
 
 def transpose_few_out(addresses: Any, count: int, array: Any) -> None:
-    """The inverse of `transpose_few_in`."""
+    """Undo `transpose_few_in`."""
     for entry in range(count):
         scatter(addresses, entry * array.itemsize, load(array, entry * LANES))
 
 
 def transpose_onto(addresses: Any, offset: int, count: int, array: Any, scales: Any) -> None:
-    """`count` <= 16 rows from the array's first on, added: memory ← scale · memory + row, a scale a lane."""
+    """Add the array's first `count` <= 16 rows onto memory: memory ← scale · memory + row, a scale a lane."""
     for entry in range(count):
         at = offset + entry * array.itemsize
         old = gather(addresses, at, array)
@@ -120,7 +120,7 @@ Places = Callable[[int, Any], list[Any]]
 
 
 def _places(context: Any, builder: Any, sig: Any, args: Any, lanes: int, rows: int) -> tuple[Places, Places]:
-    """Where 16 entries of 16 lanes lie, from lane `group` on: one pointer a lane, one a row.
+    """Say where 16 entries of 16 lanes lie, from lane `group` on: one pointer a lane, one a row.
 
     The first function gives those to the lanes' own memory, past an offset in bytes; the second those to rows of an
     array, past a number of elements. `lanes` and `rows` say which arguments are the addresses and the array.
@@ -158,13 +158,13 @@ def _move(builder: Any, rows: list[Any], lanes: list[Any], inward: bool, count: 
 
 
 def _first(builder: Any, count: Any) -> Any:
-    """The mask of the first `count` of 16."""
+    """Make the mask of the first `count` of 16."""
     numbers = ir.VectorType(INT64, SQUARE)
     return builder.icmp_signed("<", ir.Constant(numbers, list(range(SQUARE))), splat(builder, count, numbers))
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """The transpose of a square held in 16 vectors: four rounds that swap ever larger off-diagonal squares."""
+    """Transpose a square held in 16 vectors: four rounds swap ever larger off-diagonal squares."""
     kind = ir.VectorType(INT32, SQUARE)
     for step in (1, 2, 4, 8):
         low = ir.Constant(kind, [i if not i & step else SQUARE + i - step for i in range(SQUARE)])

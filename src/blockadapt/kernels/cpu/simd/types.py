@@ -1,4 +1,4 @@
-"""A row of lanes and a mask, as types that Numba knows, and how a function on them is defined."""
+"""Makes a row of lanes and a mask types that Numba knows, and defines functions on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUFFIXES = {"float": "f32", "double": "f64"}
 
 
 class Lanes(types.Type):
-    """One float per lane."""
+    """Holds one float per lane."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -29,7 +29,7 @@ class Lanes(types.Type):
 
 
 class Mask(types.Type):
-    """One truth value per lane."""
+    """Holds one truth value per lane."""
 
     def __init__(self) -> None:
         super().__init__(name="Mask")
@@ -78,22 +78,22 @@ def defines(
 
 
 def vector_of(dtype: Any) -> ir.VectorType:
-    """A row of lanes."""
+    """Make LLVM's type of a row of lanes."""
     return ir.VectorType(ELEMENTS[dtype], LANES)
 
 
 def suffix(vector: ir.VectorType) -> str:
-    """How LLVM names a vector type in the names of its intrinsics, such as v32f32."""
+    """Name a vector type as LLVM does in the names of its intrinsics, such as v32f32."""
     return f"v{vector.count}{_SUFFIXES[str(vector.element)]}"
 
 
 def item_bytes(vector: ir.VectorType) -> int:
-    """The size of an element, which is all the alignment that memory has."""
+    """Count the bytes of an element, which is all the alignment that memory has."""
     return 4 if isinstance(vector.element, ir.FloatType) else 8
 
 
 def splat(builder: Any, value: Any, vector: ir.VectorType) -> Any:
-    """The same value in every element."""
+    """Put the same value into every element."""
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(INT32, 0))
     zeros = ir.Constant(ir.VectorType(INT32, vector.count), [0] * vector.count)
@@ -109,5 +109,5 @@ def call(builder: Any, name: str, args: list[Any], flags: tuple[str, ...] = ()) 
 
 
 def data_of(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
-    """The pointer to an array's first element."""
+    """Get the pointer to an array's first element."""
     return context.make_array(array_type)(context, builder, array).data

@@ -19,7 +19,7 @@ import torch.multiprocessing as processes
 from torch import nn
 
 from blockadapt import BlockAdam
-from blockadapt_experiments.commands.bench import Row, Training, milliseconds, mnist_like, ratio
+from blockadapt_experiments.commands.bench.measuring import Row, Training, milliseconds, mnist_like, ratio
 from blockadapt_experiments.models.lenets import lenet_300_100
 
 RANKS = 2
@@ -91,7 +91,7 @@ def _step(training: Training, repeats: int) -> float:
 
 
 def _messages(model: nn.Module, repeats: int) -> float:
-    """Seconds in which two ranks send each other as many numbers as in a step; mean of `repeats`."""
+    """Time two ranks that send each other as many numbers as in a step; mean of `repeats`."""
     sent = torch.zeros(sum(param.numel() for param in model.parameters()) // RANKS)
     received, other, seconds = torch.empty_like(sent), 1 - dist.get_rank(), 0.0
     for _ in range(repeats):
