@@ -101,7 +101,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Say in sentences what could be cheaper, or is cut along the wrong axis; there are none if nothing stands out."""
+        """Say in sentences what could be cheaper, or is cut along the wrong axis; none if nothing stands out."""
         return [*self._vocabulary(), *self._inputs_first()]
 
     def _vocabulary(self) -> list[str]:
