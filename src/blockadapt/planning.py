@@ -153,12 +153,7 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: 
         optimizer = BlockAdam(groups, **options)
     require_integer("plan", "ranks", ranks, least=1)
     units = optimizer.units()
-    groups_of_units = [[unit for unit in units if unit.index == i] for i in range(len(optimizer.param_groups))]
-    rows = [
-        _row(optimizer, unit, borders)
-        for together in groups_of_units
-        for unit, borders in zip(together, shares(together, ranks), strict=True)
-    ]
+    rows = [_row(optimizer, unit, borders) for unit, borders in zip(units, shares(units, ranks), strict=True)]
     rows = [replace(row, rank_bytes=row.rank_bytes or (row.state_bytes,) * ranks) for row in rows]
     return Plan(rows, sum(p.numel() for group in optimizer.param_groups for p in group["params"]), ranks)
 
