@@ -316,7 +316,7 @@ def test_the_costs_of_many_processes_are_those_of_the_plan() -> None:
             "state, largest rank": largest,
             "arithmetic of a step": planned.flops / ranks,
             "`process_group=`: received in a step": received,
-            "`process_group=`: second copy in a step": size * (1 + 1 / ranks),
+            "`process_group=`: second copy": size,
             "DDP: gradients received in a step": 2 * received,
             "FSDP2: received by the optimizer": 24 * (ranks > 1),
         }

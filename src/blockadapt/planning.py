@@ -168,12 +168,7 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: 
         optimizer = BlockAdam(groups, **options)
     require_integer("plan", "ranks", ranks, least=1)
     units = optimizer.units()
-    groups_of_units = [[unit for unit in units if unit.index == i] for i in range(len(optimizer.param_groups))]
-    rows = [
-        _row(optimizer, unit, borders)
-        for together in groups_of_units
-        for unit, borders in zip(together, shares(together, ranks), strict=True)
-    ]
+    rows = [_row(optimizer, unit, borders) for unit, borders in zip(units, shares(units, ranks), strict=True)]
     inputs_first = _inputs_first(model_or_params) if isinstance(model_or_params, nn.Module) else set()
     rows = [
         replace(row, rank_bytes=row.rank_bytes or (row.state_bytes,) * ranks, inputs_first=row.name in inputs_first)

@@ -217,6 +217,21 @@ def test_the_planned_state_of_each_rank_is_what_it_holds_after_a_step(options: d
     assert "largest rank" in str(planned)
 
 
+def test_ranks_of_many_small_groups_differ_by_less_than_one_grain() -> None:
+    """Of 30 rows in blocks of 10 one rank of two has twice the other's: 24 times it must not be the same one."""
+    params = [nn.Parameter(torch.empty(shape)) for shape in [(30, 40), (30,)] * 12]
+    first, second = plan([{"params": [param]} for param in params], ranks=2).rank_bytes
+    assert abs(first - second) <= 4 * 40 * (55 + 10)
+
+
+def test_groups_of_one_parameter_are_shared_out_together_and_planned_so() -> None:
+    (model,) = twins(count=1)
+    groups = [{"params": [param]} for param in model.parameters()]
+    held = together(2, shared_state_bytes, OPTIONS["default"], True)
+    assert [*plan(groups, ranks=2, **OPTIONS["default"]).rank_bytes] == held
+    assert [*plan(model, ranks=2, **OPTIONS["default"]).rank_bytes] == held
+
+
 def test_a_plan_for_no_rank_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^plan: `ranks` must be an integer >= 1, got 0\.$"):
         plan(nn.Linear(2, 2), ranks=0)

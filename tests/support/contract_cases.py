@@ -126,7 +126,7 @@ def give_gradients_(params: Iterable[Tensor], step: int) -> None:
     """Fresh gradients that depend on the step and on the parameters, and on nothing else."""
     generator = torch.Generator().manual_seed(step)
     for param in params:
-        noise = torch.randn(param.shape, generator=generator, dtype=torch.float64)
+        noise = torch.randn(param.shape, generator=generator, dtype=torch.float64).to(param.device)
         param.grad = (noise + 0.1 * param.detach().double()).to(param.dtype)
 
 
@@ -172,7 +172,7 @@ def twins(*, dtype: torch.dtype = torch.float32, count: int = 2) -> list[Net]:
 
 def bits(tensor: Tensor) -> bytes:
     """The tensor's content as bytes: NaN equals NaN, and −0 differs from 0."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def param_bits(params: Iterable[Tensor]) -> list[bytes]:

@@ -1,7 +1,8 @@
 """The figures of `docs/gpu.md`, made without a GPU.
 
-    python tests/support/gpu_figures.py compiled    what the compilers report, for each kernel and GPU
-    python tests/support/gpu_figures.py counted     what one block executes, counted by the interpreter
+    python tests/support/gpu_figures.py compiled            what the compilers report, for each kernel and GPU
+    python tests/support/gpu_figures.py compiled further    the same of steps that the document does not tell of
+    python tests/support/gpu_figures.py counted             what one block executes, counted by the interpreter
 
 Each prints a table in Markdown. Triton decides at import whether it compiles or interprets: a process does one of them.
 """
@@ -14,11 +15,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-COMPILED = "compiled"
+COMPILED, FURTHER = "compiled", "further"
+MEASURED = ", measured"
+"""Ends the name of a step that counts what it shows of α*."""
+
 os.environ["TRITON_INTERPRET"] = "0" if COMPILED in sys.argv else "1"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -27,6 +31,7 @@ import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from blockadapt.kernels import Tally  # noqa: E402
 from blockadapt.kernels.gpu import work  # noqa: E402
 from support.blocks import PATHS, take_, training  # noqa: E402
 
@@ -47,18 +52,32 @@ CASES = [
     ("plain", 10, torch.float64),
     ("amsgrad, new basis", 16, torch.float64),
     ("amsgrad, kept basis", 16, torch.float64),
+    ("plain" + MEASURED, 10, torch.float32),
 ]
-"""`advance` is the same kernel for all n but 2."""
+"""`advance` is the same kernel for all n but 2, and `redo` for 10 the same as for 16."""
+
+FURTHER_CASES = [
+    ("without m", 10, torch.float32),
+    ("amsgrad, new basis", 2, torch.float32),
+    ("amsgrad, new basis", 2, torch.float64),
+    ("amsgrad, kept basis", 2, torch.float64),
+    ("amsgrad, new basis", 25, torch.float64),
+    ("amsgrad, kept basis", 25, torch.float64),
+    ("amsgrad, new basis" + MEASURED, 16, torch.float32),
+    ("amsgrad, kept basis" + MEASURED, 16, torch.float32),
+]
 
 
 def launches_of(path: str, n: int, dtype: torch.dtype, target: GPUTarget) -> list[work.Launch]:
     """The launches of one such step, as on such a GPU with 108 multiprocessors."""
-    of_nvidia = work.registers(torch.device("cuda"))
+    registers = work.registers
     work.processors, work.lanes_on = (lambda device: 108), (lambda device, blocks: target.warp_size)
-    registers, work.registers = work.registers, lambda device: of_nvidia if target.backend == "cuda" else {}
-    case = PATHS[path](training(n, 40, dtype))
+    there = torch.device("cuda" if target.backend == "cuda" else "cpu")
+    work.registers = lambda device, *most: registers(there, *most)
+    case = PATHS[path.removesuffix(MEASURED)](training(n, 40, dtype))
     place = case.segment().place
-    work_list = work.TritonWorkList(place.batch, [place], case.refresh)
+    tally = Tally(place.batch.device) if path.endswith(MEASURED) else None
+    work_list = work.TritonWorkList(place.batch, [place], case.refresh, tally)
     try:
         return work_list._launches(torch.zeros(1, dtype=torch.int64), torch.zeros(2, 1, dtype=torch.float64))
     finally:
@@ -66,9 +85,13 @@ def launches_of(path: str, n: int, dtype: torch.dtype, target: GPUTarget) -> lis
 
 
 def build(launch: work.Launch, target: GPUTarget) -> Any:
-    """Compile a launch for a GPU that need not be there."""
+    """Compile a launch for a GPU that need not be there, as Triton would at the launch.
+
+    Triton would compile integers of 1 and multiples of 16 apart, were it not told to leave all of them alone.
+    """
     names = launch.function.arg_names
     given = dict(zip(names, launch.arguments, strict=False))
+    assert {name for name, value in given.items() if isinstance(value, int)} == {*launch.function.do_not_specialize}
     pointers = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64"}
     signature = {
         name: "constexpr" if name not in given else pointers[value.dtype] if isinstance(value, torch.Tensor) else "i32"
@@ -105,7 +128,7 @@ def figures(built: Any, target: GPUTarget) -> dict[str, int]:
 
 
 def check_lanes(built: Any, target: GPUTarget) -> None:
-    """A lane is the same thread throughout: there is one layout, one number a thread, and nothing is exchanged."""
+    """A lane is the same thread throughout: there is one layout, one number a thread, and none moves to another."""
     text = built.asm["ttgir"]
     layouts = re.findall(r"#ttg\.\w+<\{.*?\}>", text)
     one = (
@@ -115,13 +138,15 @@ def check_lanes(built: Any, target: GPUTarget) -> None:
     assert "convert_layout" not in text
 
 
-def compiled() -> Iterator[tuple[str, int, str, str, int, dict[str, dict[str, int]]]]:
+def compiled(
+    cases: Sequence[tuple[str, int, torch.dtype]],
+) -> Iterator[tuple[str, int, str, str, int, dict[str, dict[str, int]]]]:
     """(kernel, n, step, statistics, warps, figures by GPU) of every launch of every case."""
-    for path, n, dtype in CASES:
+    for path, n, dtype in cases:
         launches = {name: launches_of(path, n, dtype, target) for name, target in TARGETS.items()}
         for i, launch in enumerate(launches["sm_80"]):
-            if launch.function.__name__ == "redo" and n == 10:
-                continue  # the same as for 16
+            if launch.function.__name__ == "redo" and n == 10 and cases is CASES:
+                continue
             built = {name: build(launches[name][i], target) for name, target in TARGETS.items()}
             if launch.function.__name__ == "advance":
                 for name, target in TARGETS.items():
@@ -134,7 +159,7 @@ def compiled() -> Iterator[tuple[str, int, str, str, int, dict[str, dict[str, in
 def print_compiled() -> None:
     print("| kernel | n | step | statistics | warps | " + " | ".join(TARGETS) + " |")
     print("|---" * (5 + len(TARGETS)) + "|")
-    for kernel, n, path, statistics, warps, found in compiled():
+    for kernel, n, path, statistics, warps, found in compiled(FURTHER_CASES if FURTHER in sys.argv else CASES):
         each = (" · ".join(map(str, found[name].values())) for name in TARGETS)
         print("| " + " | ".join((f"`{kernel}`", str(n), path, statistics, str(warps), *each)) + " |", flush=True)
 

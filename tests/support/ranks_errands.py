@@ -17,11 +17,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from blockadapt import BlockAdam, IndexGroups
 from blockadapt.diagnostics.operators import units_with_coordinates
@@ -123,11 +125,23 @@ def torn(rows: int, steps: int) -> tuple[list[Tensor], list[str]]:
     return whole(net.parameters()), [str(entry.message) for entry in caught if "blocks" in str(entry.message)]
 
 
+def torn_on_a_mesh_without_rank_zero() -> list[str]:
+    """What is warned of in the processes that hold shards; the first process holds none."""
+    mesh = DeviceMesh("cpu", range(1, dist.get_world_size()))
+    if dist.get_rank() == 0:
+        return []
+    param = nn.Parameter(distribute_tensor(torch.ones(9, 2), mesh, [Shard(0)]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        BlockAdam([("shards", param)], block_size=4).units()
+    return [str(entry.message) for entry in caught if "blocks" in str(entry.message)]
+
+
 def message(call: Callable[[], object]) -> str:
     """The type and the words of what is raised."""
     try:
         call()
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -208,10 +222,11 @@ def state_held(options: Options) -> int:
     return sum(t.numel() for state in optimizer.state.values() for n, t in state.items() if n not in ("step", "cut"))
 
 
-def shared_state_bytes(options: Options) -> int:
-    """Bytes of the state of this process, for the model of the contract tests."""
+def shared_state_bytes(options: Options, apart: bool = False) -> int:
+    """Bytes of the state of this process, for the model of the contract tests; each parameter in a group of its own?"""
     (net,) = twins(count=1)
-    optimizer = BlockAdam(net.parameters(), **options, process_group=dist.group.WORLD)
+    params = [{"params": [param]} for param in net.parameters()] if apart else net.parameters()
+    optimizer = BlockAdam(params, **options, process_group=dist.group.WORLD)
     run(optimizer, [1])
     return sum(t.nbytes for state in optimizer.state.values() for t in state.values())
 
@@ -222,6 +237,65 @@ def in_small_buckets(options: Options, steps: int) -> list[Tensor]:
 
     shared_out.BUCKET_BYTES = 1
     return trained("shared", [options], steps)[0]
+
+
+def in_groups_of_their_own(shared: bool, folder: str) -> list[list[bytes]]:
+    """Parameters of which each is in a group of its own, and one is cut anew on the way; by themselves and loaded."""
+    pairs = []
+    for seed in (5, 99):
+        torch.manual_seed(seed)
+        net = Wide()
+        groups = [{"params": [(name, param)]} for name, param in net.named_parameters()]
+        options: Options = {"block_size": 4, "process_group": dist.group.WORLD if shared else None}
+        pairs.append((net, BlockAdam(groups, **options)))
+    (net, optimizer), other = pairs
+    train(net, optimizer, range(2))
+    for group in optimizer.param_groups[:2]:
+        group["block_size"] = 3
+        del optimizer.state[group["params"][0]]
+    train(net, optimizer, range(2, 4))
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(net, optimizer, range(4, 6))
+    for group in other[1].param_groups[:2]:
+        group["block_size"] = 3
+    if not shared:
+        train(net, optimizer, range(6, 9))
+        return [param_bits(net.parameters())] * 2
+    return [*_trained_with_a_copy([(net, optimizer), other], range(6, 6), folder)]
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of each tensor that is made in new memory, once it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_open = False
+        self.made: list[int] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        new = [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in given]
+        if self.is_open:
+            self.made += [t.nbytes for t in new]
+        return result
+
+
+def memory_made_after_the_vote() -> list[int]:
+    """Bytes of the tensors that a step makes after all have agreed on it."""
+    net, optimizer = built("shared", {"block_size": 4})
+    train(net, optimizer, range(2))
+    agree = optimizer._ranks.agree
+
+    def agree_and_look(verdict: Any) -> Any:
+        agreed = agree(verdict)
+        allocations.is_open = True
+        return agreed
+
+    optimizer._ranks.agree = agree_and_look  # type: ignore[method-assign]
+    with Allocations() as allocations:
+        optimizer.step()
+    return allocations.made
 
 
 def under_ddp(steps: int, group: bool) -> list[Tensor]:
@@ -235,6 +309,17 @@ def under_ddp(steps: int, group: bool) -> list[Tensor]:
         net(torch.randn(12, 10)).square().mean().backward()
         optimizer.step()
     return whole(net.parameters())
+
+
+def compiled(kind: str, steps: int) -> tuple[int, list[bytes]]:
+    """The graphs that a compiled step was, and parameters after some of them."""
+    from torch._dynamo.testing import CompileCounter  # the compiler takes a second to import
+
+    net, optimizer = built(kind, {"block_size": 4})
+    counter = CompileCounter()
+    optimizer.step = torch.compile(optimizer.step, backend=counter)  # type: ignore[method-assign]
+    train(net, optimizer, range(steps))
+    return counter.frame_count, param_bits(whole(net.parameters()))
 
 
 def shared_refusals() -> dict[str, str]:
@@ -297,6 +382,57 @@ def with_one_hook_that_raises(kind: str) -> tuple[str, bool]:
     if dist.get_rank() == dist.get_world_size() - 1:
         optimizer.register_step_pre_hook(hook)
     return message(optimizer.step), _everything(net, optimizer) == before
+
+
+def with_an_interrupt() -> tuple[list[str], bool, list[bytes]]:
+    """What is said of a step that a signal ends after the vote, and later; whether parameters are as before.
+
+    At the end all begin anew from what they had saved before it, and take a step.
+    """
+    net, optimizer = built("shared", {"block_size": 4})
+    train(net, optimizer, range(2))
+    before = _local_bits(net)
+    saved = copy.deepcopy(optimizer.state_dict())
+
+    def interrupt(bucket: int) -> None:
+        raise KeyboardInterrupt
+
+    optimizer._ranks.publish = interrupt  # type: ignore[method-assign]
+    said = [message(optimizer.step)]
+    del optimizer._ranks.publish
+    said += [message(optimizer.step), message(optimizer.state_dict)]
+    unchanged = _local_bits(net) == before
+    optimizer.load_state_dict(saved)
+    train(net, optimizer, range(2, 3))
+    return said, unchanged, param_bits(net.parameters())
+
+
+def with_a_closure_that_raises(kind: str) -> str:
+    """What is said where the closure of the very first step raises in the last process."""
+    _, optimizer = built(kind, {"block_size": 4})
+
+    def closure() -> float:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            raise KeyError("of the user's own")
+        return 0.0
+
+    return message(lambda: optimizer.step(closure))
+
+
+def where_a_first_step_votes() -> list[str]:
+    """The devices that the vote lies on where the closure of the very first step raises. No gloo reduces it there."""
+    devices = []
+    optimizer = BlockAdam([nn.Parameter(torch.empty(8, 3, device="meta"))], process_group=dist.group.WORLD)
+
+    def closure() -> float:
+        raise KeyError("of the user's own")
+
+    def noted(vote: Tensor, *_: object, **__: object) -> None:
+        devices.append(vote.device.type)
+
+    dist.all_reduce = noted
+    message(lambda: optimizer.step(closure))
+    return devices
 
 
 def with_one_killed(kind: str, when: str) -> tuple[str, str, str, bool]:
@@ -369,28 +505,29 @@ def torn_and_saved(plain: dict[str, Any], folder: str) -> tuple[bool, str]:
     """Whether shards that cut blocks are resumed exactly; what they say to a state whose blocks are whole."""
     warnings.simplefilter("ignore")
     nets = [built("fsdp", {"block_size": 4, "refresh_every": 3}, rows=9, seed=seed) for seed in (5, 99)]
-    first, second = _trained_with_a_copy(nets, 6, folder)
+    first, second = _trained_with_a_copy(nets, range(6), folder)
     return first == second, message(lambda: nets[0][1].load_state_dict(plain))
 
 
 def copies_saved(options: Options, folder: str) -> tuple[list[bytes], list[bytes]]:
     """A model on a mesh whose first dimension replicates, and another one that read its checkpoint; both train on."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "rows"))
-    return _trained_with_a_copy([built("fsdp", options, rows=16, seed=seed, mesh=mesh) for seed in (5, 99)], 4, folder)
+    nets = [built("fsdp", options, rows=16, seed=seed, mesh=mesh) for seed in (5, 99)]
+    return _trained_with_a_copy(nets, range(4), folder)
 
 
 def _trained_with_a_copy(
-    nets: Sequence[tuple[nn.Module, BlockAdam]], steps: int, folder: str
+    nets: Sequence[tuple[nn.Module, BlockAdam]], steps: range, folder: str
 ) -> tuple[list[bytes], list[bytes]]:
     """Train the first net, let the second read its checkpoint, train both three steps on, and return their bits."""
-    train(*nets[0], range(steps))
+    train(*nets[0], steps)
     dcp.save({"model": (states := get_state_dict(*nets[0]))[0], "optimizer": states[1]}, checkpoint_id=folder)
     model_state, state = get_state_dict(*nets[1])
     loaded = {"model": model_state, "optimizer": state}
     dcp.load(loaded, checkpoint_id=folder)
     set_state_dict(*nets[1], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
     for net, optimizer in nets:
-        train(net, optimizer, range(steps, steps + 3))
+        train(net, optimizer, range(steps.stop, steps.stop + 3))
     first, second = (param_bits(whole(net.parameters())) for net, _ in nets)
     return first, second
 

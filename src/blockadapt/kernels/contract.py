@@ -161,11 +161,12 @@ class Tally:
         self._sums.append((sums, correction))
 
     def total(self) -> Tensor:
-        """Add up all that was counted: pᵀm̂ and m̂ᵀm̂, [2]."""
+        """Add up all that was counted: pᵀm̂ and m̂ᵀm̂, [2]. Nothing is sent to the device."""
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         for sums, c in self._sums:
-            pair = sums if sums.dim() == 1 else sums.reshape(2, -1).sum(1)
-            total += pair.to(self._device) / torch.tensor((c, c * c), dtype=torch.float64).to(self._device)
+            along, square = sums.reshape(2, -1).sum(1).to(self._device)
+            total[0] += along / c
+            total[1] += square / (c * c)
         return total
 
 

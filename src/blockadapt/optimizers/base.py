@@ -24,7 +24,7 @@ from blockadapt.optimizers.ranks import OwnShards, Ranks, SharedOut, Verdict
 from blockadapt.optimizers.standing import Standing
 from blockadapt.optimizers.step_state import StepState
 from blockadapt.optimizers.traced import TracedStep
-from blockadapt.optimizers.unit import Group, Unit, Units, is_closed, units_of
+from blockadapt.optimizers.unit import Group, Unit, Units, is_closed
 from blockadapt.optimizers.update import Update
 from blockadapt.spectrum import INVERSE_ROOT, Estimate, SpectralFunction, Spectrum, SpectrumClip, resolution_of
 from blockadapt.terms import Term, term_of
@@ -120,6 +120,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         try:
             loss = None
             if closure is not None:
+                self.units()  # the processes are known from now on, also if the closure raises
                 with torch.enable_grad():
                     loss = closure()
             updates = self._made_ready()
@@ -211,11 +212,9 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._ranks.warn()
         return units
 
-    def units_of(self, group: Group, index: int) -> list[Unit]:
-        """Make the units that a group with these options would have in this place."""
-        units = list(units_of(group, index))
-        self._ranks.share_out(units)
-        return units
+    def units_of(self, groups: Sequence[Group]) -> list[Unit]:
+        """Make the units that groups with these options would have in place of its own."""
+        return self._units.anew(groups)
 
     def _prepare(self, unit: Unit, update: Update, known: dict[Any, Coefficients]) -> None:
         """Put one unit's part of the step into `update`; changes nothing.

@@ -42,8 +42,8 @@ class Loads(Protocol):
     def require_group(self, group: Group) -> None:
         """Raise unless a group's options are valid and fit its parameters."""
 
-    def units_of(self, group: Group, index: int) -> Sequence[Unit]:
-        """Make the units of a group with these options."""
+    def units_of(self, groups: Sequence[Group]) -> Sequence[Unit]:
+        """Make the units of groups with these options."""
 
 
 # Out ---------------------------------------------------------------------------------------------------------------
@@ -131,23 +131,22 @@ def _fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict
     foreign = [key for key in state if key not in listed]
     if foreign:
         raise ValueError(refusal(owner, "state", "that of the saved parameters", Described(f"one of {foreign[0]!r}")))
-    for index, (group, saved) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
-        present = {**saved, "params": group["params"]}
-        try:
-            optimizer.require_group(present)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{owner}: the saved options do not fit this model. {error}") from None
-        for unit in optimizer.units_of(present, index):
-            keys = saved["params"][unit.position : unit.position + len(unit.params)]
-            absent = [key for key in keys if key not in state]
-            if 0 < len(absent) < len(keys):
-                raise ValueError(
-                    f"{owner}: parameter {absent[0]} has no state, and shares blocks with others that have."
-                )
-            if not absent:
-                for key, param in zip(keys, unit.params, strict=True):
-                    entries = _entries(owner, f"parameter {key}", optimizer, unit, param, state[key])
-                    state[key] = {name: _Shielded(tensor) for name, tensor in entries.items()}
+    pairs = zip(optimizer.param_groups, saved_groups, strict=True)
+    present = [{**saved, "params": group["params"]} for group, saved in pairs]
+    try:
+        for group in present:
+            optimizer.require_group(group)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{owner}: the saved options do not fit this model. {error}") from None
+    for unit in optimizer.units_of(present):
+        keys = saved_groups[unit.index]["params"][unit.position : unit.position + len(unit.params)]
+        absent = [key for key in keys if key not in state]
+        if 0 < len(absent) < len(keys):
+            raise ValueError(f"{owner}: parameter {absent[0]} has no state, and shares blocks with others that have.")
+        if not absent:
+            for key, param in zip(keys, unit.params, strict=True):
+                entries = _entries(owner, f"parameter {key}", optimizer, unit, param, state[key])
+                state[key] = {name: _Shielded(tensor) for name, tensor in entries.items()}
     return {**state_dict, "param_groups": saved_groups, "state": state}
 
 

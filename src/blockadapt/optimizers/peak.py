@@ -16,9 +16,12 @@ def peak_lr(group: Group) -> Any:
     """Find the largest lr of a group so far, its present one included."""
     lr, peak = group["lr"], group["peak_lr"]
     now, before = term_of(lr), term_of(peak)
-    if isinstance(now, Tensor) or isinstance(before, Tensor):
-        device = (now if isinstance(now, Tensor) else before).device  # type: ignore[union-attr]
-        return torch.maximum(*(torch.as_tensor(term, dtype=torch.float64, device=device) for term in (now, before)))
+    if isinstance(now, Tensor) and isinstance(before, Tensor):
+        return torch.maximum(now, before.to(now.device))
+    if isinstance(now, Tensor):
+        return now.clamp(min=before)
+    if isinstance(before, Tensor):
+        return before.clamp(min=now)
     if now <= before:
         return peak
     return lr.clone() if isinstance(lr, Tensor) else lr

@@ -251,14 +251,14 @@ class Units:
     Args:
         require_options: Raises unless a group's options are valid by themselves.
         require_cut: Raises unless a group's parameters can be cut as its options say.
-        share_out: Says of all units of a group what of them lies in this process.
+        share_out: Says of units what of them lies in this process, given all units as they were last.
     """
 
     def __init__(
         self,
         require_options: Callable[[Group], None],
         require_cut: Callable[[Group], None],
-        share_out: Callable[[Sequence[Unit]], None],
+        share_out: Callable[[Sequence[Unit], Sequence[Unit]], None],
     ) -> None:
         self._require_options = require_options
         self._require_cut = require_cut
@@ -272,8 +272,18 @@ class Units:
             ValueError: An option that was set since is not valid, or does not fit the group's parameters.
         """
         before = [*self._known, *[_Group()] * len(groups)]
-        self._known = [self._group(index, group, before[index]) for index, group in enumerate(groups)]
-        return [unit for known in self._known for unit in known.units]
+        known = [self._group(index, group, before[index]) for index, group in enumerate(groups)]
+        new = [now for now, then in zip(known, before, strict=False) if now.units is not then.units]
+        if new:
+            self._share_out(_units(new), _units(before))
+        self._known = known
+        return _units(known)
+
+    def anew(self, groups: Sequence[Group]) -> list[Unit]:
+        """Make the units that these groups would have in place of the present ones."""
+        units = [unit for index, group in enumerate(groups) for unit in units_of(group, index)]
+        self._share_out(units, _units(self._known))
+        return units
 
     def _group(self, index: int, group: Group, known: _Group) -> _Group:
         options = _options(group)
@@ -283,9 +293,7 @@ class Units:
         if _are_equal(known.cutting, cutting) and all(map(eq, map(Tensor.size, params), known.shapes)):
             return known._replace(options=options)
         self._require_cut(group)
-        units = list(units_of(group, index))
-        self._share_out(units)
-        return _Group(options, cutting, [param.shape for param in params], units)
+        return _Group(options, cutting, [param.shape for param in params], list(units_of(group, index)))
 
 
 class _Group(NamedTuple):
@@ -295,6 +303,10 @@ class _Group(NamedTuple):
     cutting: list[Any] | None = None
     shapes: Sequence[tuple[int, ...]] = ()
     units: Sequence[Unit] = ()
+
+
+def _units(groups: Sequence[_Group]) -> list[Unit]:
+    return [unit for group in groups for unit in group.units]
 
 
 def _options(group: Group) -> list[Any]:

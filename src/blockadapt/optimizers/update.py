@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blockadapt.kernels import Batch, Change, Coefficients, Dispatcher, Place, Segment, Tally
 from blockadapt.kernels.segments import Segments
+from blockadapt.kernels.transfer import sent
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.storage import State, part_states
 from blockadapt.optimizers.unit import Unit
@@ -177,9 +178,9 @@ class Update:
 
 
 def _on_device_of(param: Any, table: Tensor) -> Tensor:
-    """Return a table on the device of a parameter; a FakeTensor where that is one."""
+    """Return a table on its way to the device of a parameter; a FakeTensor where that is one."""
     fake: Any = getattr(param, "fake_mode", None)
-    return (table if fake is None else fake.from_tensor(table)).to(param.device)
+    return sent(table if fake is None else fake.from_tensor(table), param.device)
 
 
 def _readable(grad: Tensor | None) -> Tensor:

@@ -1,14 +1,18 @@
 """Steps that no host waits for: on tensors without numbers, where nothing can be waited for, and under `capturable`.
 
 A FakeTensor refuses every read: `.item()`, `bool()`, `nonzero` raise. So a step that goes through on a device of fakes
-reads nothing; copies to the host, which fakes allow, are counted. The device "lazy" stands for a GPU: torch knows it
-everywhere and it has no numbers of its own here.
+reads nothing; copies to the host, which fakes allow, are counted, and so are copies from it that are waited for. The
+device "lazy" stands for a GPU: torch knows it everywhere and it has no numbers of its own here.
+
+A step of fakes looks at everything anew each time. So what a step does that finds all as the last one left it is seen
+on the CPU, by a kernel that reads nothing, with every read refused but those of the host's own step counters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -27,7 +31,10 @@ from blockadapt import (
     NonFiniteGradientError,
     SpectrumClip,
 )
+from blockadapt.kernels import Batch, Change, Kernel, Segment, Tally
 from blockadapt.optimizers import BlockOptimizer, gradients, step_state
+from blockadapt.optimizers.peak import peak_lr
+from blockadapt.optimizers.standing import Standing
 
 AWAY = "lazy:0"
 SHAPES = ((2, 1, 3, 3), (7, 25), (5,), ())
@@ -52,20 +59,42 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 
 class Waits(TorchDispatchMode):
-    """Counts what makes the host wait for the device: numbers that are read, and tensors that come back."""
+    """Counts what makes the host wait for the device: numbers that are read, and tensors that come back or are sent."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
+        self.sent: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        away = any(isinstance(t, Tensor) and t.device.type == "lazy" for t in tree_leaves((args, kwargs)))
-        back = any(isinstance(t, Tensor) and t.device.type == "cpu" for t in tree_leaves(result))
+        before, after = _devices((args, kwargs)), _devices(result)
         reads = function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
-        if away and (back or reads):
+        if "lazy" in before and ("cpu" in after or reads):
             self.seen.append(function.name())
+        copies = function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        if (
+            copies
+            and "cpu" in before
+            and "lazy" in after
+            and not (kwargs or {}).get("non_blocking", args[2:] == (True,))
+        ):
+            self.sent.append(function.name())
         return result
+
+
+def _devices(tree: Any) -> set[str]:
+    return {leaf.device.type for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
+
+
+def assert_waits_for_nothing(optimizer: BlockOptimizer, params: list[Tensor]) -> None:
+    """Four steps, of which the first may send what stays on the device."""
+    with Waits() as waits:
+        steps(optimizer, params, number=1)
+    assert waits.seen == []
+    with Waits() as waits:
+        steps(optimizer, params, number=3)
+    assert waits.seen == waits.sent == []
 
 
 @pytest.fixture
@@ -153,9 +182,7 @@ def test_a_step_that_checks_nothing_waits_for_nothing(name: str, mode: FakeTenso
     cls, options = (CASES | HOST_ONLY)[name]
     params = parameters(AWAY)
     optimizer = cls(params, on_nonfinite="propagate", **options)
-    with Waits() as waits:
-        steps(optimizer, params)
-    assert waits.seen == []
+    assert_waits_for_nothing(optimizer, params)
 
 
 @every_case
@@ -163,9 +190,7 @@ def test_a_learning_rate_on_the_device_stays_there(name: str, mode: FakeTensorMo
     cls, options = CASES[name]
     params = parameters(AWAY)
     optimizer = cls(params, lr=torch.ones((), device=AWAY), on_nonfinite="propagate", **options)
-    with Waits() as waits:
-        steps(optimizer, params)
-    assert waits.seen == []
+    assert_waits_for_nothing(optimizer, params)
 
 
 @every_case
@@ -175,10 +200,87 @@ def test_a_capturable_step_waits_for_nothing_and_counts_on_the_device(name: str,
     params = parameters(AWAY)
     lr = torch.ones((), device=AWAY)
     optimizer = cls(params, lr=lr, on_nonfinite="propagate", capturable=True, **options)
-    with Waits() as waits:
-        steps(optimizer, params)
-    assert waits.seen == []
+    assert_waits_for_nothing(optimizer, params)
     assert {state["step"].device for state in optimizer.state.values()} == {params[0].device}
+
+
+@pytest.mark.parametrize("where", ["lr", "peak_lr"])
+def test_a_number_beside_one_on_the_device_is_not_sent_there(where: str, mode: FakeTensorMode) -> None:
+    params = parameters(AWAY)
+    optimizer = BlockAdam(params, lr=0.01, on_nonfinite="propagate", clip=SpectrumClip(final_lr=0.01, gamma=0.1))
+    (group,) = optimizer.param_groups
+    group[where] = torch.ones((), device=AWAY, dtype=torch.float64)
+    with Waits() as waits:
+        peak = peak_lr(group)
+    assert (waits.seen, waits.sent, peak.device.type) == ([], [], "lazy")
+    assert_waits_for_nothing(optimizer, params)
+
+
+def test_what_a_step_counts_is_added_up_on_the_device(mode: FakeTensorMode) -> None:
+    tally = Tally(torch.device(AWAY))
+    tally.add(torch.ones(2, 3, dtype=torch.float64, device=AWAY), 0.5)
+    with Waits() as waits:
+        assert tally.total().device.type == "lazy"
+    assert waits.seen == waits.sent == []
+
+
+class Downhill(Kernel):
+    """x ← x − grad, which reads nothing."""
+
+    name = "downhill"
+    measures = True
+
+    def takes(self, batch: Batch) -> bool:
+        return True
+
+    def prepare(self, batch: Batch, segments: Sequence[Segment]) -> Change:
+        return Descended(segments)
+
+    def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+@dataclass
+class Descended:
+    """Such a step."""
+
+    segments: Sequence[Segment]
+
+    def write_(self) -> None:
+        for segment in self.segments:
+            segment.place.x.sub_(segment.place.part(segment.grad))
+            if segment.tally is not None:
+                segment.tally.add(torch.ones(2, 3, dtype=torch.float64), 0.5)
+
+
+@pytest.mark.parametrize("clip", [None, SpectrumClip(0.01, gamma=1000.0), SpectrumClip("auto")], ids=str)
+def test_a_step_that_finds_all_as_it_was_reads_nothing(
+    clip: SpectrumClip | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But the two numbers that a clip measures, of the step before."""
+    params = parameters("cpu")
+    groups = [{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.1}]
+    optimizer = BlockAdam(groups, backend=Downhill(), on_nonfinite="propagate", clip=clip, block_size=3)
+    steps(optimizer, params, number=1)
+    stood, add_to = [], Standing.add_to
+    monkeypatch.setattr(Standing, "add_to", lambda *args: stood.append(add_to(*args)) or stood[-1])
+    reads: list[tuple[int, ...]] = []
+
+    def refused(name: str) -> Any:
+        method = getattr(Tensor, name)
+
+        def read(tensor: Tensor, *args: Any) -> Any:
+            if tensor.dtype != torch.int64:  # the host counts the steps, and keeps how blocks were cut
+                reads.append(tuple(tensor.shape))
+            return method(tensor, *args)
+
+        return read
+
+    for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__"):
+        monkeypatch.setattr(Tensor, name, refused(name))
+    steps(optimizer, params, number=2, seed=2)
+    assert stood == [True, True]
+    assert reads == ([(2,)] * 4 if clip is not None and clip.final_lr == "auto" else [])
 
 
 def test_the_count_sees_what_waits(mode: FakeTensorMode) -> None:
@@ -188,6 +290,11 @@ def test_the_count_sees_what_waits(mode: FakeTensorMode) -> None:
     with waits:
         away.cpu()
     assert waits.seen == ["aten::_to_copy"]
+    with waits:
+        torch.as_tensor(1.0, device=AWAY)
+        torch.empty(3, device=AWAY).copy_(torch.ones(3))
+        torch.ones(3).to(AWAY, non_blocking=True)
+    assert waits.sent == ["aten::_to_copy", "aten::copy_"]
     params = parameters(AWAY)
     optimizer = BlockAdam(params, on_nonfinite="raise")
     with pytest.raises(DataDependentOutputException):

@@ -30,6 +30,9 @@ INTERPRETED = not isinstance(step.advance, triton.JITFunction)
 WARPS_PER_PROCESSOR = 16
 """A streaming multiprocessor is given so many programs of one warp. No hardware has judged this choice yet."""
 
+MOST_REGISTERS = 255
+"""A thread of NVIDIA's can have so many."""
+
 SCRATCH = 1 << 27
 """One launch may take so many bytes. They bound the programs of large blocks, which then take more tiles each."""
 
@@ -135,7 +138,7 @@ class TritonWorkList(WorkList):
         N = triton.next_power_of_2(n)
         most = processors(device) * WARPS_PER_PROCESSOR
         if not self._refresh and n > 1:  # blocks of 1 keep nothing
-            shape |= {"N": N, "num_warps": max(1, N * dtype.itemsize // 64)}
+            shape |= {"N": N, "num_warps": max(1, N * dtype.itemsize // 64)} | registers(device, MOST_REGISTERS)
             return [Launch(step.turn, min(tiles, most), (table, owners, sums, tiles, n), shape)]
         shape |= {"HAS_BASIS": has_basis and n > 1} | registers(device)
         sweeps = sweeps_allowed(n)
@@ -159,12 +162,12 @@ def lanes_on(device: torch.device, blocks: int) -> int:
     return 64 if device.type == "cuda" and torch.version.hip else 32
 
 
-def registers(device: torch.device) -> dict[str, int]:
-    """Let NVIDIA's compiler use the registers that WARPS_PER_PROCESSOR leave, by an option; else it spills a few.
+def registers(device: torch.device, most: int = 65536 // (32 * WARPS_PER_PROCESSOR)) -> dict[str, int]:
+    """Let NVIDIA's compiler use so many registers a thread, by an option; else it spills a few.
 
-    They are also as many as the sixteen warps of `redo` for blocks of 64 can have.
+    By default they are what WARPS_PER_PROCESSOR leave. The sixteen warps of `redo` for blocks of 64 have as many.
     """
-    return {"maxnreg": 65536 // (32 * WARPS_PER_PROCESSOR)} if device.type == "cuda" and not torch.version.hip else {}
+    return {"maxnreg": most} if device.type == "cuda" and not torch.version.hip else {}
 
 
 @lru_cache(maxsize=16)

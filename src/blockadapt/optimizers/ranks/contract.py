@@ -26,8 +26,8 @@ class Verdict(IntEnum):
 class Ranks(Protocol):
     """What a step needs to know of the processes that train together."""
 
-    def share_out(self, units: Sequence[Unit]) -> None:
-        """Say of all units of a param group what of them lies here."""
+    def share_out(self, units: Sequence[Unit], before: Sequence[Unit]) -> None:
+        """Say of units what of them lies here. `before` are all units as they were shared out last."""
         ...
 
     def warn(self) -> None:

@@ -8,7 +8,6 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from blockadapt.optimizers.ranks.contract import Verdict, agreed
 from blockadapt.optimizers.ranks.rows import RowShare, chunk_borders, is_sharded, local
@@ -28,10 +27,10 @@ class OwnShards:
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._groups: dict[Any, torch.device] = {}
-        self._torn: dict[str, None] = {}
+        self._torn: dict[str, bool] = {}  # whether this process is the first of its mesh
         self._has_warned = False
 
-    def share_out(self, units: Sequence[Unit]) -> None:
+    def share_out(self, units: Sequence[Unit], before: Sequence[Unit]) -> None:
         """See `Ranks`. Rows of a DTensor lie where torch.chunk puts them."""
         for unit in units:
             if not is_sharded(unit.owner):
@@ -52,22 +51,23 @@ class OwnShards:
         borders = chunk_borders(whole.length, size)
         is_torn = whole.num_blocks > 0 and any(whole.border(first) is None for first in borders)
         if is_torn:
-            self._torn[describe(unit.group, unit.index, unit.position)] = None
+            self._torn[describe(unit.group, unit.index, unit.position)] = not any(mesh.get_coordinate())
         cuts = [whole.between(*rows, shards=size if is_torn else 0) for rows in pairwise(borders)]
         unit.cut = cuts[rank]
         blocks = [*accumulate((cut.num_blocks for cut in cuts), initial=0)]
         unit.share = RowShare(rank, borders, blocks, mesh, param.placements)  # type: ignore[attr-defined]
 
     def warn(self) -> None:
-        """Say once which parameters have blocks that are cut otherwise than in one process."""
+        """Say once for each mesh which parameters have blocks that are cut otherwise than in one process."""
         if not self._torn or self._has_warned:
             return
         self._has_warned = True
-        if dist.get_rank() == 0:
+        names = [name for name, is_first in self._torn.items() if is_first]
+        if names:
             warnings.warn(
-                f"{self._owner}: shards begin within blocks of {', '.join(self._torn)}. These blocks are cut there, so "
-                f"the result differs from that of one process. Use grouping='output', or give each rank a number of "
-                f"rows that is a multiple of `block_size`.",
+                f"{self._owner}: shards begin within blocks of {', '.join(names)}. These blocks are cut there, so the "
+                f"result differs from that of one process. Use grouping='output', or give each rank a number of rows "
+                f"that is a multiple of `block_size`.",
                 stacklevel=4,
             )
 

@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -28,31 +28,47 @@ BUCKET_BYTES = 25 * 2**20
 """Parameters that are given to the others in one message: DDP's figure, large enough that latency does not count."""
 
 
-def shares(units: Sequence[Unit], ranks: int) -> list[list[int] | None]:
-    """For each unit of a param group the first row of each rank and, at the end, the number of rows.
+def shares(units: Sequence[Unit], ranks: int, before: Sequence[Unit] = ()) -> list[list[int] | None]:
+    """For each unit the first row of each rank and, at the end, the number of rows.
 
     Every unit is dealt out in grains, as many to each rank; those that are left over go to the ranks with the least to
     do so far. So ranks differ by less than one grain in arithmetic, and hold as much state and send as many bytes.
     None for what every rank moves for itself: scalars, and blocks that span parameters.
+
+    Args:
+        units: Those of all param groups, or of those whose cut may have changed.
+        ranks: How many share them.
+        before: All units as they were shared out last. What is cut as it was stays where its state lies.
     """
-    dealt: list[list[int] | None] = []
+    owners = {unit.owner for unit in units}
+    stood = {unit.owner: unit for unit in before}
     loads = [0] * ranks
-    for unit in units:
-        cut = unit.whole
-        if not isinstance(cut, Partition) or not unit.owner.ndim:
-            dealt.append(None)
-            continue
-        grains = -(-cut.length // cut.grain)
-        each, rest = divmod(grains, ranks)
-        more = sorted(range(ranks), key=lambda rank: (loads[rank], (rank - unit.index) % ranks))[:rest]
-        for rank in more:
-            loads[rank] += cut.num_blocks * block_flops(cut.n) // grains
-        borders, row = [0], 0
-        for rank in range(ranks):
-            row = min(cut.length, row + (each + (rank in more)) * cut.grain)
-            borders.append(row)
+    dealt: list[list[int] | None] = []
+    for unit in [*(unit for unit in before if unit.owner not in owners), *units]:
+        cut, last = unit.whole, stood.get(unit.owner)
+        borders = None
+        if isinstance(cut, Partition) and unit.owner.ndim:
+            borders = [*_share(last).row_borders] if last is not None and last.whole == cut else _dealt(cut, loads)
+            for rank, (first, end) in enumerate(pairwise(borders)):
+                loads[rank] += -(-(end - first) // cut.grain) * _grain_flops(cut)
         dealt.append(borders)
-    return dealt
+    return dealt[len(dealt) - len(units) :]
+
+
+def _dealt(cut: Partition, loads: Sequence[int]) -> list[int]:
+    """Deal the grains of a unit out to ranks that have so much to do already."""
+    each, rest = divmod(_grains(cut), len(loads))
+    more = sorted(range(len(loads)), key=loads.__getitem__)[:rest]
+    ends = accumulate((each + (rank in more)) * cut.grain for rank in range(len(loads)))
+    return [0, *(min(cut.length, end) for end in ends)]
+
+
+def _grains(cut: Partition) -> int:
+    return -(-cut.length // cut.grain)
+
+
+def _grain_flops(cut: Partition) -> int:
+    return cut.num_blocks * block_flops(cut.n) // max(1, _grains(cut))
 
 
 @dataclass(eq=False)
@@ -62,15 +78,14 @@ class _Bucket:
     Attributes:
         units: The units, of one dtype and device.
         offsets: For each unit and rank where its rows begin in what that rank moves.
-        sent: What this rank moves; as long on every rank, so that ranks with fewer rows send something more.
-        received: What all other ranks send, [ranks, length], while it is under way.
+        moved: What each rank moves, [ranks, length]: this one in its row, and the others' rows come by message. It is
+            as long on every rank, so that ranks with fewer rows send something more.
         messages: Those under way.
     """
 
     units: list[Unit]
     offsets: list[list[int]]
-    sent: Tensor
-    received: Tensor | None = None
+    moved: Tensor
     messages: Sequence[Any] = ()
 
 
@@ -79,7 +94,8 @@ class SharedOut:
 
     Every process has all parameters and gradients. Rows are moved in memory of their own, and written into the
     parameters only when those of all others have come. So parameters are as before if a process is lost. The state of
-    the blocks that were moved here is not.
+    the blocks that were moved here is not. That memory is kept from step to step: new memory is slow to write to for
+    the first time, and there may be none left after the vote.
 
     Args:
         owner: Who asks, for messages.
@@ -96,14 +112,15 @@ class SharedOut:
         self._key: list[tuple[Unit, object]] = []
         self._buckets: list[_Bucket] = []
         self._alone: list[Unit] = []
-        self._is_lost = False
+        self._is_halfway = False
 
-    def share_out(self, units: Sequence[Unit]) -> None:
+    def share_out(self, units: Sequence[Unit], before: Sequence[Unit]) -> None:
         """See `Ranks` and `shares`."""
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.tensor import Shard
 
-        for unit, borders in zip(units, shares(units, self._size), strict=True):
+        self._device = units[0].owner.device if units else self._device
+        for unit, borders in zip(units, shares(units, self._size, before), strict=True):
             if borders is None:
                 unit.share = RowShare()
                 continue
@@ -145,7 +162,6 @@ class SharedOut:
             if sum(other.owner.nbytes for other in together) >= BUCKET_BYTES:
                 full.append(open_.pop(kind))
         self._buckets = [self._bucket(together) for together in [*full, *open_.values()]]
-        self._device = units[0].owner.device if units else self._device
 
     def _bucket(self, units: list[Unit]) -> _Bucket:
         """Lay rows of these units one after another, in the same order on every rank."""
@@ -157,16 +173,18 @@ class SharedOut:
             for rank in range(self._size):
                 ends[rank] += (borders[rank + 1] - borders[rank]) * row
         like = units[0].owner
-        sent = torch.zeros(max(ends), dtype=like.dtype, device=like.device)
+        moved = torch.zeros(self._size, max(ends), dtype=like.dtype, device=like.device)
         for unit, starts in zip(units, offsets, strict=True):
             shape = unit.shape(unit.owner)
-            _share(unit).slabs = {unit.owner: _piece(sent, starts[self._rank], shape)}
-        return _Bucket(units, offsets, sent)
+            _share(unit).slabs = {unit.owner: _piece(moved[self._rank], starts[self._rank], shape)}
+        return _Bucket(units, offsets, moved)
 
     def agree(self, verdict: Verdict) -> Verdict:
         """See `Ranks`. All must have gradients for the same units."""
         moved = zlib.crc32(" ".join(unit.key for unit, _ in self._key).encode())
-        return agreed(self._owner, verdict, {self._group: self._device}, moved)
+        verdict = agreed(self._owner, verdict, {self._group: self._device}, moved)
+        self._is_halfway = verdict is Verdict.GO
+        return verdict
 
     def publish(self, bucket: int) -> None:
         """See `Ranks`. A bucket travels while the next one is moved.
@@ -177,10 +195,8 @@ class SharedOut:
         if bucket >= len(self._buckets):
             return  # units that every rank moves for itself
         one = self._buckets[bucket]
-        self._is_lost = True
-        one.received = one.sent.new_empty(self._size, len(one.sent))
         try:
-            one.messages = exchange(one.received, one.sent, self._group)
+            one.messages = exchange(one.moved, self._group)
         except Exception as error:
             raise RuntimeError(self._lost()) from error
 
@@ -199,25 +215,27 @@ class SharedOut:
         for bucket in self._buckets:
             for unit, starts in zip(bucket.units, bucket.offsets, strict=True):
                 for rank, (first, last) in enumerate(pairwise(_share(unit).row_borders)):
-                    if last > first and bucket.received is not None:
+                    if last > first:
                         shape = (last - first, *unit.owner.shape[1:])
-                        moved = bucket.sent if rank == self._rank else bucket.received[rank]
-                        unit.owner[first:last] = _piece(moved, starts[rank], shape)
-            bucket.received, bucket.messages = None, ()
+                        unit.owner[first:last] = _piece(bucket.moved[rank], starts[rank], shape)
+            bucket.messages = ()
         for unit in self._alone:
             for param, slab in _share(unit).slabs.items():
                 if param.grad is not None:
                     param.copy_(slab)
-        self._is_lost = False
+        self._is_halfway = False
 
     def require_whole(self) -> None:
-        """Refuse to go on after a step that was moved here and lost on its way.
+        """Refuse to go on after a step that all agreed on and that did not come to its end here.
 
         Raises:
             RuntimeError: There was such a step.
         """
-        if self._is_lost:
-            raise RuntimeError(self._lost())
+        if self._is_halfway:
+            raise RuntimeError(
+                f"{self._owner}: the last step was interrupted or another process was lost in it, so that parameters "
+                f"and state are not those of one step. Load a checkpoint."
+            )
 
     def _lost(self) -> str:
         return (

@@ -16,14 +16,25 @@ pytest.importorskip("triton", reason="Triton is not installed")
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.fixture(scope="module")
-def table() -> list[list[str]]:
-    """The rows of the table in docs/gpu.md, made anew: its cells."""
+def made(*arguments: str) -> list[list[str]]:
+    """The cells of a table that `gpu_figures` makes."""
     script = Path(next(iter(support.__path__)), "gpu_figures.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, script, "compiled"], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+
+
+@pytest.fixture(scope="module")
+def table() -> list[list[str]]:
+    """The rows of the table in docs/gpu.md, made anew."""
+    return made("compiled")
+
+
+@pytest.fixture(scope="module")
+def further() -> list[list[str]]:
+    """The same for steps that the document does not tell of."""
+    return made("compiled", "further")
 
 
 def figures(cell: str) -> dict[str, int]:
@@ -31,16 +42,19 @@ def figures(cell: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_every_kernel_builds_for_every_gpu(table: list[list[str]]) -> None:
-    assert {row[0] for row in table} == {"`advance`", "`turn`", "`redo`"}
-    for row in table:
+def test_every_kernel_builds_for_every_gpu(table: list[list[str]], further: list[list[str]]) -> None:
+    for rows in (table, further):
+        assert {row[0] for row in rows} == {"`advance`", "`turn`", "`redo`"}
+    for row in table + further:
         assert all(figures(cell)["instructions"] > 100 for cell in row[5:]), row
 
 
 @pytest.mark.slow
-def test_nothing_is_spilt_for_blocks_of_up_to_16_nor_ever_by_advance(table: list[list[str]]) -> None:
+def test_nothing_is_spilt_for_blocks_of_up_to_16_nor_ever_by_advance(
+    table: list[list[str]], further: list[list[str]]
+) -> None:
     assert len(table[0][5:]) == 4
-    for row in table:
+    for row in table + further:
         if int(row[1]) <= 16 or row[0] == "`advance`":
             assert [figures(cell)["spilt"] for cell in row[5:]] == [0] * 4, row
 

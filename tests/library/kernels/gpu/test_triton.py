@@ -10,14 +10,17 @@ import gc
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pytorch_optimizer import AdaBound
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from blockadapt import BlockAdam, SpectrumClip
-from blockadapt.kernels import Batch, Coefficients, Descent, Kernel, get_kernel
+from blockadapt import BlockAdagrad, BlockAdam, BlockAdamW, BlockRMSprop, SpectrumClip
+from blockadapt.kernels import Batch, Coefficients, Descent, Kernel, Tally, get_kernel
 from blockadapt.kernels import dispatch as dispatch_module
 from blockadapt.kernels.cpu.kernel import NumbaKernel
 from blockadapt.kernels.eigh import EighKernel
@@ -243,6 +246,51 @@ def test_nothing_waits_for_the_device() -> None:
                 kernel.prepare(case.batch, [case.segment()]).write_()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
+
+
+# ---------------------------------------------------------------------------------------------- what a step shows of α*
+
+
+def counted(kernel: Kernel, cases: Sequence[Case], device: str, dtype: torch.dtype | None = None) -> Tensor:
+    """pᵀm̂ and m̂ᵀm̂ of all blocks of these cases, of which each kernel call fills one tally."""
+    tally = Tally(torch.device(device))
+    inside = [on(device, copied(case, dtype)) for case in cases]
+    take_(kernel, {inside[0].batch: [case.segment()._replace(tally=tally) for case in inside]})
+    return tally.total().cpu()
+
+
+@pytest.mark.parametrize("path", ["plain", "without m", "clipped", "amsgrad, new basis", "kept basis"])
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    [(1, torch.float32), (2, torch.float32), (3, torch.float32), pytest.param(7, torch.float64, marks=slow)],
+)
+def test_a_step_counts_what_the_reference_counts(path: str, n: int, dtype: torch.dtype, device: str) -> None:
+    """In tiles that are not full, and of two parameters at once."""
+    cases = [PATHS[path](training(n, count, dtype, count)) for count in (45, 3)]
+    ours, exact = counted(TritonKernel(), cases, device), counted(EighKernel(), cases, "cpu", torch.float64)
+    assert torch.allclose(ours, exact, rtol=close_enough(n, dtype), atol=0)
+
+
+@pytest.mark.parametrize("sweeps", [0, 2])
+def test_redone_blocks_are_counted_once(sweeps: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "sweeps_allowed", lambda n: sweeps)
+    cases = [training(3, 5, torch.float32)]
+    ours, exact = counted(TritonKernel(), cases, device), counted(EighKernel(), cases, "cpu", torch.float64)
+    assert torch.allclose(ours, exact, rtol=close_enough(3, torch.float32), atol=0)
+
+
+def test_a_block_that_is_not_finite_is_seen_in_what_is_counted(device: str) -> None:
+    case = training(3, 40, torch.float32)
+    case.grad[7] = torch.nan
+    assert counted(TritonKernel(), [case], device).isnan().all()
+
+
+@pytest.mark.parametrize("path", ["plain", "kept basis"])
+def test_counting_changes_no_bit_of_a_step(path: str, device: str) -> None:
+    case = on(device, PATHS[path](training(3, 45, torch.float32)))
+    (expected,) = stepped_on_the_cpu(TritonKernel(), [case])
+    take_(TritonKernel(), {case.batch: [case.segment()._replace(tally=Tally(torch.device(device)))]})
+    assert bits(on("cpu", case)) == bits(on("cpu", expected))
 
 
 # ----------------------------------------------------------------------------------------- blocks that do not converge
@@ -490,6 +538,107 @@ def test_no_block_steps_further_than_exact_arithmetic_allows(device: str) -> Non
         longest = (param.detach() - before).view(-1, n).double().norm(dim=1).max().item()
         weights = [(0.1 * 0.9**age) ** 2 / (1e-3 * 0.999**age) for age in range(t)]
         assert longest <= 2 * lr * sum(weights) ** 0.5, f"step {t}"
+
+
+# -------------------------------------------------------------- what steps must agree with, as in test_equivalences
+
+
+def walked(make: Callable[[list[nn.Parameter]], Optimizer], start: list[Tensor], grads: list[list[Tensor]]) -> Tensor:
+    """[steps, coordinates] in float64 from `start` on, on the device of its tensors; back on the CPU."""
+    params = [nn.Parameter(tensor.clone()) for tensor in start]
+    optimizer, path = make(params), []
+    for row in grads:
+        for param, grad in zip(params, row, strict=True):
+            param.grad = grad.clone()
+        optimizer.step()
+        path.append(torch.cat([param.detach().flatten() for param in params]))
+    return torch.stack(path).cpu()
+
+
+def drawn(shapes: Sequence[tuple[int, ...]], steps: int, device: str) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """A start and correlated gradients in float64."""
+    rows = [[torch.from_numpy(np.array(g)).to(device) for g in row] for row in gradients(shapes, steps)]
+    return [dense(*shape).detach().to(device) for shape in shapes], rows
+
+
+def assert_same_path(one: Tensor, other: Tensor, tolerance: float) -> None:
+    scale = (other - other[0]).abs().max()
+    assert scale > 0
+    assert (one - other).abs().max() <= tolerance * scale
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "options"),
+    [
+        (BlockAdam, torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.7), "eps": 1e-4, "amsgrad": True}),
+        pytest.param(
+            BlockAdamW, torch.optim.AdamW, {"lr": 0.01, "eps": 1e-4, "weight_decay": 0.3, "maximize": True}, marks=slow
+        ),
+        pytest.param(BlockAdam, torch.optim.Adam, {"lr": 0.01, "eps": 1e-8, "weight_decay": 0.1}, marks=slow),
+        pytest.param(BlockRMSprop, torch.optim.RMSprop, {"lr": 0.01, "alpha": 0.9, "eps": 1e-4}, marks=slow),
+        pytest.param(BlockAdagrad, torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-16, "weight_decay": 0.1}, marks=slow),
+    ],
+)
+def test_unit_blocks_equal_torch(ours: Any, theirs: Any, options: dict[str, Any], device: str) -> None:
+    start, grads = drawn([(5, 3), (2, 2, 3), (4,), ()], 10, device)
+    found = walked(lambda p: ours(p, **options, grouping="diagonal", backend="triton"), start, grads)
+    assert_same_path(found, walked(lambda p: theirs(p, **options), start, grads), 1e-12)
+
+
+@pytest.mark.parametrize("amsgrad", [False, pytest.param(True, marks=slow)], ids=["adabound", "amsbound"])
+def test_unit_blocks_with_a_clip_equal_adabound(amsgrad: bool, device: str) -> None:
+    """See test_equivalences for what ε must be."""
+    start, grads = drawn([(5, 3), (4,)], 12, device)
+    options = {"lr": 0.01, "betas": (0.9, 0.9), "eps": 1e-12, "weight_decay": 0.1}
+    bounds = {"final_lr": 0.02, "gamma": 0.05}
+    same = {**options, "amsgrad": amsgrad, "grouping": "diagonal", "backend": "triton"}
+    expected = walked(
+        lambda p: AdaBound(p, **options, **bounds, ams_bound=amsgrad, weight_decouple=False, foreach=False),
+        start,
+        grads,
+    )
+    found = walked(lambda p: BlockAdam(p, **same, clip=SpectrumClip(**bounds)), start, grads)
+    assert_same_path(found, expected, 1e-8)
+    assert (walked(lambda p: BlockAdam(p, **same), start, grads) - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("shapes", [[(2,), (1,), ()], pytest.param([(3, 2), (3,), ()], marks=slow)], ids=["4", "10"])
+def test_joint_is_one_dense_inverse_root(shapes: list[tuple[int, ...]], device: str) -> None:
+    """Against (V̂^{1/2} + δ I)^{-1} m solved as a linear system."""
+    eps, lr = 1e-2, 0.01
+    start, grads = drawn(shapes, 6, device)
+    x = torch.cat([tensor.flatten() for tensor in start]).cpu()
+    n = len(x)
+    m, V, expected = torch.zeros(n).double(), torch.zeros(n, n).double(), []
+    for t, row in enumerate(grads, start=1):
+        g = torch.cat([grad.flatten() for grad in row]).cpu()
+        m, V = 0.9 * m + 0.1 * g, 0.99 * V + 0.01 * torch.outer(g, g)
+        spectrum, basis = torch.linalg.eigh(V / (1 - 0.99**t))
+        root = basis @ spectrum.clamp(min=0).sqrt().diag() @ basis.T
+        x = x - lr * torch.linalg.solve(root + eps * torch.eye(n).double(), m / (1 - 0.9**t))
+        expected.append(x)
+    options = {"lr": lr, "betas": (0.9, 0.99), "eps": eps, "grouping": "joint", "backend": "triton"}
+    assert_same_path(walked(lambda p: BlockAdam(p, **options), start, grads), torch.stack(expected), 1e-7)
+
+
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [
+        (2, {"clip": SpectrumClip(final_lr=0.05, gamma=0.02), "weight_decay": 0.1}),
+        (3, {"refresh_every": 3, "maximize": True}),
+        pytest.param(5, {"clip": SpectrumClip(final_lr=0.05, gamma=0.02), "weight_decay": 0.1}, marks=slow),
+        pytest.param(6, {"refresh_every": 3, "maximize": True}, marks=slow),
+    ],
+)
+def test_rotating_a_block_rotates_its_path(n: int, options: dict[str, Any], device: str) -> None:
+    Q = torch.linalg.qr(torch.randn(n, n, generator=generator(n), dtype=torch.float64))[0].to(device)
+    (x,), grads = drawn([(n,)], 8, device)
+
+    def make(params: list[nn.Parameter]) -> Optimizer:
+        return BlockAdam(params, **options, eps=1e-2, grouping="tensor", backend="triton")
+
+    found = walked(make, [Q @ x], [[Q @ g for g in row] for row in grads])
+    assert_same_path(found, walked(make, [x], grads) @ Q.T.cpu(), 1e-9)
 
 
 # ------------------------------------------------------------------------------------------------ which blocks it takes
