@@ -1,15 +1,20 @@
-"""Files that end in a digest of themselves, so that a damaged one is noticed before anybody reads it.
+"""Files that hold a digest of themselves, so that a damaged one is noticed before anybody believes it.
+
+A binary file ends in it:
 
     content | SHA-256 of the content, 32 bytes
 
 `torch.load` reads such a file as it is: it finds its way from the end of the archive, and skips what follows.
+
+A table has it under `sha256`: the SHA-256 of all its other entries, as JSON with sorted keys.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,6 +63,17 @@ def is_whole(path: Path) -> bool:
     with path.open("rb") as file:
         digest: bytes = sha256_of(file, content).digest()
         return digest == file.read()
+
+
+def sealed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the table with its digest."""
+    content = json.dumps({name: value for name, value in table.items() if name != "sha256"}, sort_keys=True)
+    return {**table, "sha256": hashlib.sha256(content.encode()).hexdigest()}
+
+
+def is_sealed(table: Mapping[str, Any]) -> bool:
+    """Tell whether the table still is what `sealed` gave."""
+    return "sha256" in table and bool(sealed(table)["sha256"] == table["sha256"])
 
 
 def sha256_of(file: BinaryIO, size: int) -> Any:

@@ -1,6 +1,7 @@
 """Runs read back from disk, finished or not.
 
-A finished run is believed only if its rows are those that its result counts: `damage` says if they are not.
+A finished run is believed only if its result is as it was written, and so is every file that the result counts:
+`damage` says if one is not.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.files.checked import is_sealed
 from blockadapt_experiments.results.measurements import Metric, Row, RunKey
 
 NOTES = "notes.jsonl"
 """The file of a run that says what happened to it on the way."""
+
+COUNTED = ("run.json", "metrics.jsonl", "timing.jsonl")
+"""The files that every result counts; it counts `arrays.npz` where the run left arrays."""
 
 FIELDS = {"arm": str, "variant": str, "seed": int, "environment": dict}
 """What a report needs of `run.json`."""
@@ -48,7 +53,7 @@ class Run:
         environment: What it was made on.
         rows: What it measured so far; none if the record is damaged.
         seconds: Time from its start until each row, [rows]; nan where none was kept.
-        result: What it left at its end; None while it is not finished.
+        result: What it left at its end; None while it is not finished, or if the record is damaged.
         error: What it failed with the last time, in a line; "" if it did not.
         damage: What of its record cannot be believed, in a sentence; "" if all can.
         notes: What happened to it on the way, a sentence each.
@@ -69,7 +74,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Tell whether it came to its end, and its record can be believed."""
-        return self.result is not None and not self.damage
+        return self.result is not None
 
     @property
     def numbers(self) -> Mapping[str, Any]:
@@ -117,7 +122,7 @@ def read_run(directory: Path) -> Run:
     timing, broken_timing = _read_lines(directory / "timing.jsonl")
     damage = damage or broken or broken_timing
     if damage:  # then nothing of it is shown
-        rows, timing = [], []
+        result, rows, timing = None, [], []
     notes, _ = _read_lines(directory / NOTES)
     error = directory / "error.txt"
     trouble = error.read_text(encoding="utf-8").split("\n") if error.is_file() and not result else []
@@ -139,23 +144,27 @@ def read_result(directory: Path) -> tuple[dict[str, Any] | None, str]:
     """Read what a run left at its end, and why that cannot be believed.
 
     Returns:
-        The result, None if there is none; and a sentence if it cannot be read or its rows are not those that it counts,
-        else "". A result that counts nothing, as results of old do, cannot be checked.
+        The result, None if there is none that can be believed; and a sentence if it was changed, or a file that it
+        counts was, else "".
     """
     path = directory / "result.json"
     if not path.is_file():
         return None, ""
     try:
         result = read_json(path)
-        counted = {name: (written["bytes"], written["sha256"]) for name, written in result.get("written", {}).items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except ValueError:
         return None, f"{path.name} cannot be read."
-    for name, (size, sha256) in counted.items():
-        lines = directory / name
-        content = lines.read_bytes() if lines.is_file() else b""
-        if hashlib.sha256(content).hexdigest() != sha256:
+    if not is_sealed(result):
+        return None, f"{path.name} is not what the run wrote (its digest is another, or it has none)."
+    counted = result.get("written", {})
+    if not counted.keys() >= {*COUNTED}:
+        return None, f"{path.name} does not count what the run wrote."
+    for name, written in counted.items():
+        content = (directory / name).read_bytes() if (directory / name).is_file() else b""
+        if hashlib.sha256(content).hexdigest() != written["sha256"]:
+            size = written["bytes"]
             how = "other bytes" if len(content) == size else f"{len(content)} bytes where the run wrote {size}"
-            return result, f"{name} is not what the run wrote ({how})."
+            return None, f"{name} is not what the run wrote ({how})."
     return result, ""
 
 

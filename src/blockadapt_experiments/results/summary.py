@@ -159,11 +159,15 @@ class Summary:
     def _finished(self, arm: str, variant: str) -> list[Run]:
         return [run for run in self.of(arm, variant) if run.finished]
 
-    def _series(self, arm: str, metric: str, variant: str) -> Iterator[np.ndarray]:
-        """Yield the metric of each finished run, at least one point of it."""
+    def _series(self, arm: str, metric: str, variant: str, steady: bool = False) -> Iterator[np.ndarray]:
+        """Yield the metric of each finished run, at least one point of it; if `steady`, nan where the run diverged."""
         for run in self._finished(arm, variant):
             values = run.series(self.experiment.axis, metric).values
-            yield values if values.size else np.array([math.nan])
+            lost = not values.size or (steady and self._diverged(run))
+            yield np.array([math.nan]) if lost else values
+
+    def _diverged(self, run: Run) -> bool:
+        return run.diverged(self.experiment.metrics)
 
     def curve(self, arm: str, metric: str, variant: str = "") -> Curve:
         """Return the metric over the axis, for all seeds that have points of it."""
@@ -177,8 +181,8 @@ class Summary:
         return Curve(x, values, list(found), seconds)
 
     def final(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
-        """Return the last value."""
-        return np.array([values[-1] for values in self._series(arm, metric, variant)])
+        """Return the last value; nan where the run diverged, whatever was measured then."""
+        return np.array([values[-1] for values in self._series(arm, metric, variant, steady=True)])
 
     def best(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
         """Return the best value that is finite; nan for a metric of which neither more nor less is better."""
@@ -187,8 +191,8 @@ class Summary:
         return np.array([sign * (sign * values).min() if values.size else math.nan for values in finite])
 
     def oscillation(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
-        """Compute the standard deviation over the last 20% of the points; nan for fewer than two points."""
-        return np.array([oscillation(values) for values in self._series(arm, metric, variant)])
+        """Compute the deviation over the last 20% of the points; nan for fewer than two, or where the run diverged."""
+        return np.array([oscillation(values) for values in self._series(arm, metric, variant, steady=True)])
 
     def number(self, arm: str, name: str, variant: str = "") -> np.ndarray:
         """Return one of the numbers that runs leave at their end."""
@@ -215,10 +219,9 @@ class Summary:
     def arrays(self, arm: str, variant: str, seed: int) -> dict[str, np.ndarray]:
         """Return the arrays that a run left at its end; empty if it left none, or is not finished."""
         run = self._by_key.get(RunKey(arm, variant, seed))
-        path = run.directory / "arrays.npz" if run and run.finished else None
-        if path is None or not path.exists():
+        if not run or not run.result or "arrays.npz" not in run.result["written"]:
             return {}
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(run.directory / "arrays.npz", allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 
     def seconds(self, arm: str, variant: str = "") -> np.ndarray:
@@ -226,17 +229,24 @@ class Summary:
         return np.array([as_number((run.result or {}).get("seconds")) for run in self._finished(arm, variant)])
 
     def equal_time(self, variant: str = "") -> float:
-        """Tell after how many seconds the fastest arm had finished with every seed; nan unless two arms have."""
-        ends = [[run.seconds[-1] for run in self._finished(arm, variant) if run.seconds.size] for arm in self.arms]
-        done = [max(each) for each in ends if len(each) == len(self.seeds) and np.isfinite(each).all()]
+        """Tell after how many seconds the fastest arm had finished with every seed; nan unless two arms have.
+
+        A run that diverged did not finish: it ended early because it failed.
+        """
+        done = []
+        for arm in self.arms:
+            runs = [run for run in self._finished(arm, variant) if run.seconds.size and not self._diverged(run)]
+            ends = [run.seconds[-1] for run in runs]
+            if len(ends) == len(self.seeds) and np.isfinite(ends).all():
+                done.append(max(ends))
         return float(min(done)) if len(done) > 1 else math.nan
 
     def at_equal_time(self, arm: str, metric: str, variant: str = "") -> np.ndarray:
-        """Return the last value that was measured until `equal_time`; nan if there was none by then."""
+        """Return the last value measured until `equal_time`; nan if there was none by then, or the run diverged."""
         end, found = self.equal_time(variant), []
         for run in self._finished(arm, variant):
             values = run.series(self.experiment.axis, metric).until(end).values
-            found.append(values[-1] if values.size else math.nan)
+            found.append(math.nan if not values.size or self._diverged(run) else values[-1])
         return np.array(found)
 
     def lr(self, arm: str, variant: str = "") -> float:
@@ -252,7 +262,7 @@ class Summary:
 
     def diverged(self, arm: str, variant: str = "") -> int:
         """Count the seeds that had a value that is not finite."""
-        return sum(run.diverged(self.experiment.metrics) for run in self.of(arm, variant))
+        return sum(self._diverged(run) for run in self.of(arm, variant))
 
 
 def oscillation(values: np.ndarray) -> float:

@@ -5,8 +5,8 @@ checkpoint says how far they belong to it, and what was appended later is cut of
 line. Whoever writes to a run holds its lock, which the system takes back when a process dies.
 
 A record is believed only as far as it can be checked. A checkpoint ends in its own digest and holds the digests of the
-rows that belong to it; a result holds those of all rows. The checkpoint before the last is kept too, so that a damaged
-one costs little. What was not as expected is told, and noted in the run.
+rows that belong to it. A result has its own digest too, and those of all files that the run leaves. The checkpoint
+before the last is kept too, so that a damaged one costs little. What was not as expected is told, and noted in the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 from blockadapt.validation import refusal
 from blockadapt_experiments.core.config import first_difference, grown, run_settings
 from blockadapt_experiments.files.atomic import atomic, read_json, write_json
-from blockadapt_experiments.files.checked import is_whole, sha256_of, write_checked
+from blockadapt_experiments.files.checked import is_whole, sealed, sha256_of, write_checked
 from blockadapt_experiments.results.measurements import Outcome, Row, RunKey, runs_asked
 from blockadapt_experiments.results.recorded_runs import NOTES, read_result
 
@@ -124,9 +124,8 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        """Tell whether the run has come to its end, and its rows are those that its result counts."""
-        result, damage = read_result(self.folder)
-        return result is not None and not damage
+        """Tell whether the run has come to its end, and what it left is what it wrote."""
+        return read_result(self.folder)[0] is not None
 
     @property
     def begun(self) -> bool:
@@ -135,9 +134,10 @@ class RunRecord:
 
     @property
     def about(self) -> dict[str, Any] | None:
-        """Read what the run was begun with; None if it was not."""
-        fields = {"environment": dict}
-        return read_json(self._about, "run", fields) if self._about.exists() else None
+        """Read what the run was begun with; None if it was not, or if its end is damaged: then this may be too."""
+        if not self._about.exists() or read_result(self.folder)[1]:
+            return None
+        return read_json(self._about, "run", {"environment": dict})
 
     @property
     def held(self) -> bool:
@@ -164,27 +164,22 @@ class RunRecord:
         finally:
             lock.release()
 
-    def begin(self, about: Mapping[str, Any]) -> None:
-        """Write `run.json`, or make sure that the one that is there says the same."""
-        before = self.about
-        if before is None:
-            write_json(self._about, about)
-        else:
-            ours, theirs = (
-                {**run, "environment": None, "settings": run_settings(run.get("settings", {}), self.key.arm)}
-                for run in (about, before)
-            )
-            _require_same(ours, theirs, f"what {self.key.label} was begun with")
-
-    def resume(self) -> tuple[dict[str, Any] | None, list[str]]:
+    def resume(self, about: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
         """Read the last checkpoint that can be trusted, and cut all files back to it; None to begin at the beginning.
+
+        A run that begins, or begins again, is of here and now: `run.json` is written. A run that goes on keeps it.
+
+        Args:
+            about: What `run.json` is to say. Only the environment may be another than the run was begun in.
 
         Returns:
             The checkpoint, and what was found damaged, a sentence each. Damaged files are removed.
         """
+        before = self.about
+        if before is not None:
+            self._require_begun_with(about, before)
         _, damage = read_result(self.folder)
         troubles = [damage] if damage else []
-        self._result.unlink(missing_ok=True)
         state: dict[str, Any] | None = None
         for path in (self._checkpoint, self._checkpoint_before):
             if state is None and path.exists():
@@ -192,6 +187,9 @@ class RunRecord:
                 if state is None:
                     troubles.append(f"{path.name} is damaged, or rows that it counts are.")
                     path.unlink()
+        if before is None or (state is None and before != about):
+            write_json(self._about, about)
+        self._result.unlink(missing_ok=True)
         for path in self._digests:
             kept = state["written"][path.name]["bytes"] if state else 0
             with path.open("ab") as file:
@@ -200,6 +198,13 @@ class RunRecord:
                 self._digests[path] = sha256_of(file, kept)
         self._rows = state["rows"] if state else 0
         return state, troubles
+
+    def _require_begun_with(self, about: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+        ours, theirs = (
+            {**run, "environment": None, "settings": run_settings(run.get("settings", {}), self.key.arm)}
+            for run in (about, before)
+        )
+        _require_same(ours, theirs, f"what {self.key.label} was begun with")
 
     def _load(self, path: Path) -> dict[str, Any] | None:
         """Read the checkpoint; None if it is not what was written, or the rows that it counts are not."""
@@ -230,7 +235,7 @@ class RunRecord:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint of this state, and of how far the rows belong to it. The one before is kept."""
-        written = self._written()
+        written = self._written_rows()
 
         def write(file: Any) -> None:
             torch.save({**state, "rows": self._rows, "written": written}, file)
@@ -239,7 +244,7 @@ class RunRecord:
 
         write_checked(self._checkpoint, write)
 
-    def _written(self) -> dict[str, dict[str, Any]]:
+    def _written_rows(self) -> dict[str, dict[str, Any]]:
         """Return size and digest of all rows, which are on the disk from now on."""
         found = {}
         for path, digest in self._digests.items():
@@ -250,19 +255,26 @@ class RunRecord:
 
     def finish(self, outcome: Outcome, peak_memory_bytes: int) -> None:
         """Write what is left to say; from now on the run is finished."""
+        written = self._written_rows()
+        files = [self._about]
         if outcome.arrays and not self.trial:
             with atomic(self._arrays) as file:
                 _write_arrays(file, outcome.arrays)
+            files.append(self._arrays)
+        for path in files:
+            size = os.path.getsize(path)
+            with path.open("rb") as content:
+                written[path.name] = {"bytes": size, "sha256": sha256_of(content, size).hexdigest()}
         seconds = sum(json.loads(line)["seconds"] for line in self._timing.read_text(encoding="utf-8").splitlines())
         result = {
             "numbers": {name: _plain(value) for name, value in outcome.numbers.items()},
             "rows": self._rows,
-            "written": self._written(),
+            "written": written,
             "seconds": seconds,
             "peak_memory_bytes": peak_memory_bytes,
             "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
-        write_json(self._result, result)
+        write_json(self._result, sealed(result))
         self.clear()
 
     def clear(self) -> None:

@@ -200,10 +200,10 @@ class RunJob:
             with data_read() as data:
                 task = self.request.task(self.key, self.choice.lr, self.tuning, self.choice.values)
             code = self.request.code(self.key.arm)
-            record.begin({**about, "data_sha256": data, "code": code, "environment": here})
-            state, troubles = record.resume()
+            state, troubles = record.resume({**about, "data_sha256": data, "code": code, "environment": here})
             leg = state["leg"] if state else 0
-            for words in _told(troubles, leg, here, before["environment"] if before and state else here):
+            then = before["environment"] if before and state else here  # what begins again is all of here
+            for words in _told(troubles, leg, here, then):
                 record.note(leg, words)
                 report(Note(words))
             board = self._board(record, record.rows()) if self._boarded else None

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("scipy", reason="needs the `experiments` extra")
 
+from blockadapt_experiments.claims.contests import finals
 from blockadapt_experiments.report.reading import read
 from support.run_records import experiment, rows_of, write_experiment, write_lines, write_run
 
@@ -51,7 +52,7 @@ def test_seconds_run_up_to_every_row(
     tmp_path: Path, timing: list[tuple[int, float, int]], expected: list[float]
 ) -> None:
     write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
-    run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[4, 3, 2, 1]), leg=None)
+    run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[4, 3, 2, 1]), finished=False)
     write_lines(run / "timing.jsonl", [{"leg": u, "seconds": s, "last_row": r} for u, s, r in timing])
     np.testing.assert_allclose(read(tmp_path, experiment()).runs[0].seconds, expected)
 
@@ -65,7 +66,8 @@ def test_a_seed_has_diverged_if_it_says_so_or_shows_it(tmp_path: Path) -> None:
     write_run(tmp_path, "block-adam", "", 1, rows_of(loss=[1, 2], other=[math.nan, 1]))  # not a metric
     summary = read(tmp_path, experiment())
     assert (summary.diverged("adam"), summary.diverged("block-adam")) == (2, 1)
-    np.testing.assert_array_equal(summary.final("adam", "loss"), [2, 2, math.nan])
+    np.testing.assert_array_equal(summary.final("adam", "loss"), [2, math.nan, math.nan])
+    assert str(finals(summary, "adam", "loss")) == str({0: 2.0, 1: math.nan, 2: math.nan})  # claims say the same
     np.testing.assert_array_equal(summary.best("adam", "loss"), [1, 1, 1])
 
 

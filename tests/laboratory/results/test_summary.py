@@ -127,6 +127,33 @@ def test_equal_time_is_when_the_fastest_arm_had_finished(tmp_path: Path) -> None
     np.testing.assert_array_equal(summary.at_equal_time("block-adam", "loss"), [1, np.nan])  # 7 s for its first epoch
 
 
+def test_an_arm_that_diverged_does_not_say_when_the_others_are_cut_off(tmp_path: Path) -> None:
+    """GGT ended first because it failed: once by its own word, once by what it measured."""
+    write_experiment(tmp_path, optimizers=["adam", "block-adam", "ggt"], seeds=[0, 1])
+    for seed in (0, 1):
+        write_run(tmp_path, "adam", "", seed, rows_of(loss=[4.0, 3.0, 2.0]), leg=1.0)
+        write_run(tmp_path, "block-adam", "", seed, rows_of(loss=[1.0, 0.5, 0.25]), leg=2.0)
+    write_run(tmp_path, "ggt", "", 0, rows_of(loss=[7.0]), leg=0.5, numbers={"diverged": 1})
+    write_run(tmp_path, "ggt", "", 1, rows_of(loss=[math.nan], accuracy=[10.0]), leg=0.5)
+    summary = read(tmp_path, experiment())
+    assert summary.equal_time() == 3
+    np.testing.assert_array_equal(summary.at_equal_time("block-adam", "loss"), [1, 1])
+    for values in (
+        summary.final("ggt", "loss"),
+        summary.final("ggt", "accuracy"),
+        summary.at_equal_time("ggt", "loss"),
+    ):
+        np.testing.assert_array_equal(values, [math.nan, math.nan])
+
+
+def test_a_run_that_diverged_has_no_oscillation(tmp_path: Path) -> None:
+    write_experiment(tmp_path, optimizers=["adam"], seeds=[0, 1])
+    for seed in (0, 1):
+        write_run(tmp_path, "adam", "", seed, rows_of(loss=[1.0, 2.0] * 5), numbers={"diverged": seed})
+    found = read(tmp_path, experiment()).oscillation("adam", "loss")
+    np.testing.assert_allclose(found, [math.sqrt(0.5), math.nan])
+
+
 def test_one_arm_has_no_equal_time(out: Path) -> None:
     assert math.isnan(read(out, experiment()).equal_time())
 

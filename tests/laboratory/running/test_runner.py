@@ -288,16 +288,28 @@ def test_a_run_goes_on_from_what_is_whole_says_so_and_ends_the_same(
     assert outcome(tmp_path / "out") == outcome(tmp_path / "undisturbed")
 
 
-def test_a_finished_run_with_rows_cut_off_is_done_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "timing.jsonl", "result.json", "arrays.npz"])
+def test_a_finished_run_with_a_changed_file_does_not_count_and_is_done_again(tmp_path: Path, name: str) -> None:
     job = begun(tmp_path, 2)
     job(ignore)
     expected = outcome(tmp_path)
-    job.record.metrics.write_bytes(job.record.metrics.read_bytes()[:-30])
+    path = job.record.folder / name
+    kept = path.read_bytes()
+    if name == "run.json":
+        changed = kept.replace(b'"lr": 0.01', b'"lr": 0.02')
+    elif name == "result.json":
+        changed = kept.replace(b'"steps": 6', b'"steps": 9')
+    else:
+        changed = kept[:-30]
+    assert changed != kept
+    path.write_bytes(changed)
+    run = read_run(job.record.folder)
+    assert (run.finished, run.rows, run.numbers) == (False, [], {})
+    assert run.damage.startswith(f"{name} is not what the run wrote (")
     said, _ = notes(job)
-    assert len(said) == 1
-    assert said[0].startswith("metrics.jsonl is not what the run wrote (")
-    assert said[0].endswith("It begins again.")
+    assert said == [f"{run.damage} It begins again."]
     assert outcome(tmp_path) == expected
+    assert read_run(job.record.folder).lr == 0.01
 
 
 def test_a_run_that_goes_on_under_other_code_says_so(
@@ -312,6 +324,18 @@ def test_a_run_that_goes_on_under_other_code_says_so(
     assert words.startswith("It goes on after leg 1 with ")
     assert f"versions.torch 9.9, not {torch.__version__}" in words
     assert "git.commit f00, not " in words
+
+
+def test_a_run_that_begins_again_under_other_code_is_of_that_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed before its first checkpoint: nothing of it is older, so there is nothing to note."""
+    monkeypatch.setattr(RunRecord, "save", lambda record, state: None)
+    job = begun(tmp_path, 1)
+    other = {**runner.environment(), "git": {"commit": "f00", "dirty": False}}
+    monkeypatch.setattr(runner, "environment", lambda: other)
+    assert notes(job) == ([], [])
+    assert read_run(job.record.folder).environment["git"] == {"commit": "f00", "dirty": False}
 
 
 def test_a_run_is_not_continued_on_other_data(tmp_path: Path, always_save: None) -> None:
