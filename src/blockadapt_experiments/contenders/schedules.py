@@ -8,13 +8,19 @@
 
 Before that, the first `warmup` of the training has αₜ = α · t/w, t counting its w steps from 1, whatever the kind.
 
-A schedule sets the `lr` of every param group from the one that it started with, so that nothing accumulates and the end
-of a clipped spectrum, which is final_lr · lr/lr₀, follows.
+A schedule sets the `lr` of every param group from the one that it started with, so that nothing accumulates. The end of
+a clipped spectrum, final_lr · lr/peak_lr with the largest lr so far, follows.
 
 torch's schedulers follow the same rules, and tests hold ours to LambdaLR, MultiStepLR, ReduceLROnPlateau, LinearLR and
-CosineAnnealingLR. They are not used, for three reasons. They multiply the last rate again and again, which rounds at
-every step. They count their own steps, where minibatches that grow make epochs of fewer steps and progress is counted
-in planned epochs. And none of them has a warm-up before a rule that watches a validation value.
+CosineAnnealingLR. The last four move from one rate to the next, and none has a warm-up before a rule that watches a
+validation value. LambdaLR computes α times a multiplier, as we do, and to the same bits. But that is the one line
+`group["lr"] = initial * multiplier`; the rest of this class would stay, and work around it:
+
+- Its multiplier is a function of its own count of steps. Minibatches that grow make epochs of fewer steps, and progress
+  then jumps to the next planned epoch; to set the count, `step(epoch)`, is deprecated.
+- Its `load_state_dict` leaves the rates of the optimizer as they are. To set them takes a `step()`, which warns in
+  every run that goes on, because the optimizer has not taken a step yet.
+- It replaces the optimizer's `step` by a wrapper, to see in which order the two are called.
 """
 
 from __future__ import annotations

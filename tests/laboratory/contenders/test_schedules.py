@@ -166,7 +166,7 @@ def test_torchs_warm_up_before_a_cosine_moves_the_same_way() -> None:
 
 
 def test_the_end_of_a_clipped_spectrum_follows() -> None:
-    """With a closed interval a step is α* m, and α* = final_lr · lr/lr₀."""
+    """With a closed interval a step is α* m, and α* = final_lr · lr/peak_lr."""
     param = torch.nn.Parameter(torch.zeros(3))
     clip = SpectrumClip(final_lr=0.5, gamma=1e6)
     optimizer = BlockAdam([param], lr=1e-3, betas=(0.0, 0.999), clip=clip, bias_correction=False)
