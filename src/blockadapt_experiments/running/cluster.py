@@ -198,10 +198,20 @@ def _errand(errand: bytes, index: int, topic: str, gpus: int, folder: Path | Non
     if folder is not None and not folder.is_dir():
         words = f"the worker on {socket.gethostname()} does not see {folder}, which all workers must share"
         return Failed("FileNotFoundError", words, f"{words}\n")
-    if gpus:
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(int(worker.name) % gpus))
+    if gpus:  # before anything asks for one; the next job of this process finds the one alone
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu_for(int(worker.name), gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     with _alone:
         return attempt(_Unpacked(errand), report)
+
+
+def gpu_for(worker: int, gpus: int, visible: str | None) -> str:
+    """Choose one of so many GPUs for a worker, under the name that CUDA_VISIBLE_DEVICES has for it, if that is set.
+
+    >>> [gpu_for(worker, 2, visible) for visible in (None, "2,3", "3") for worker in (0, 1)]
+    ['0', '1', '2', '3', '3', '3']
+    """
+    names = visible.split(",")[:gpus] if visible else [str(number) for number in range(gpus)]
+    return names[worker % len(names)].strip()
 
 
 class _Unpacked:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from blockadapt_experiments.running import cluster
-from blockadapt_experiments.running.cluster import local_cluster, remote_cluster
+from blockadapt_experiments.running.cluster import gpu_for, local_cluster, remote_cluster
 from blockadapt_experiments.running.jobs import Done, Engine, Event, Failed, Here, Leg
 from blockadapt_experiments.running.runner import run_jobs
 from support import errands
@@ -27,9 +27,11 @@ OURS = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.g
 
 @pytest.fixture(scope="module")
 def crew() -> Iterator[Engine]:
-    """Two processes on this machine, as if it had two GPUs."""
-    with local_cluster(2, 3, gpus=2) as engine:
-        yield engine
+    """Two processes on this machine, as if it had GPUs and we may use two of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+        with local_cluster(2, 3, gpus=2) as engine:
+            yield engine
 
 
 def do(engine: Engine, folder: Path, *what: str) -> tuple[list[Done | Failed], list[tuple[int, Event]]]:
@@ -72,8 +74,22 @@ def test_workers_are_processes_that_know_their_threads_and_their_gpu(crew: Engin
         assert os.environ.get(name) != "3"
     processes = {value["process"]: value["CUDA_VISIBLE_DEVICES"] for value in values}
     assert os.getpid() not in processes
-    assert {*processes.values()} <= {"0", "1"}
+    assert {*processes.values()} <= {"4", "7"}
     assert len({*processes.values()}) == len(processes)
+
+
+@pytest.mark.parametrize(
+    ("visible", "chosen"),
+    [
+        (None, ["0", "1", "0"]),
+        ("", ["0", "1", "0"]),
+        ("2,3", ["2", "3", "2"]),
+        ("3", ["3", "3", "3"]),
+        ("GPU-8f2a, MIG-77,-1", ["GPU-8f2a", "MIG-77", "GPU-8f2a"]),
+    ],
+)
+def test_a_worker_gets_one_gpu_of_those_that_we_may_use(visible: str | None, chosen: list[str]) -> None:
+    assert [gpu_for(worker, 2, visible) for worker in range(3)] == chosen
 
 
 def test_a_job_whose_process_dies_is_done_elsewhere(crew: Engine, tmp_path: Path) -> None:
