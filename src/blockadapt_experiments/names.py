@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 SCALES = ("smoke", "laptop", "paper")
 
+NOT_IN_PAPER = "not in the paper"
+"""The section of an experiment that the paper does not have."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Find the known name most like this one; a dotted name may be meant by its last part alone."""

@@ -15,6 +15,7 @@ from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.core.config import load, plain
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.experiments.registry import get_experiment
+from blockadapt_experiments.files.checked import sealed
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import Metric
 from blockadapt_experiments.results.summary import Summary
@@ -84,23 +85,26 @@ def write_run(
     about = {"experiment": "pretend", "scale": "laptop", "arm": arm, "variant": variant, "seed": seed, "lr": lr}
     write_json(directory / "run.json", {**about, "settings": {}, "environment": environment})
     write_lines(directory / "metrics.jsonl", rows)
-    if leg is not None:
-        timing = [{"leg": i, "seconds": leg, "last_row": i + 1} for i in range(len(rows))]
-        write_lines(directory / "timing.jsonl", timing)
+    timing = [{"leg": i, "seconds": leg, "last_row": i + 1} for i in range(len(rows))]
+    write_lines(directory / "timing.jsonl", [] if leg is None else timing)
     if arrays is not None:
         np.savez(directory / "arrays.npz", **arrays)
     if finished:
-        lines = [path for path in (directory / "metrics.jsonl", directory / "timing.jsonl") if path.exists()]
-        written = {
-            path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-            for path in lines
-        }
-        counted = {"rows": len(rows), "written": written}
-        result = {"numbers": numbers or {}, **counted, "seconds": len(rows) * (leg or 0.0), "peak_memory_bytes": 10**8}
-        write_json(directory / "result.json", {**result, "finished": "2025-01-01T00:00:00+00:00"})
+        write_result(directory, rows=len(rows), numbers=numbers or {}, seconds=len(rows) * (leg or 0.0))
     else:
         (directory / "checkpoint.pt").write_bytes(b"not read here")
     return directory
+
+
+def write_result(directory: Path, **result: Any) -> None:
+    """`result.json`, which counts all files that are in the directory now."""
+    written = {
+        path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        for path in directory.iterdir()
+        if path.name != "result.json"
+    }
+    times = {"peak_memory_bytes": 10**8, "finished": "2025-01-01T00:00:00+00:00"}
+    write_json(directory / "result.json", sealed({**result, "written": written, **times}))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -166,7 +170,8 @@ def realistic(out: Path) -> Experiment[NoSettings]:
                 out, arm, "", seed, rows[:9] if killed else rows, lr=lr, leg=leg, numbers=numbers, finished=not killed
             )
     tried = [[10.0**k, abs(k + 3) / 10 + 0.05] for k in range(-4, 1)]
-    tuned = {"trials": 5, "objective": "validation_loss", "value": 0.05, "tried": tried}
+    counts = {"grid": {"lr": [1e-4, 1.0, 5]}, "trials": 5, "extensions": 0}
+    tuned = {**counts, "objective": "validation_loss", "value": 0.05, "tried": tried}
     lrs = dict(zip(optimizers, [1e-3, 3.2e-3, 1e-2, 1e-3, 1e-4], strict=True))
     write_json(out / "tuned.json", {arm: {"": {**tuned, "lr": lrs[arm]}} for arm in optimizers})
     claims = (

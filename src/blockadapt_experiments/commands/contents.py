@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from blockadapt_experiments.names import SCALES, nearest
+from blockadapt_experiments.names import NOT_IN_PAPER, SCALES, nearest
 
 CONTENTS: dict[str, tuple[str, str]] = {
     "toy-adagrad": (
@@ -35,8 +35,8 @@ CONTENTS: dict[str, tuple[str, str]] = {
     "cifar100-densenet": ("DenseNet-BC on CIFAR-100: spectrum clipping", "Section 5, table 1, figure 5"),
     "lm-lstm": ("LSTM language model: spectrum clipping", "Section 5, figure 5"),
     "tcvae": ("β-TCVAE: disentanglement against β, block against diagonal", "Section 5, figure 5(c)"),
-    "cifar10-cnn": ("A small convolutional network on CIFAR-10: what people use", "not in the paper"),
-    "gpt-char": ("A small GPT on characters: what people use", "not in the paper"),
+    "cifar10-cnn": ("A small convolutional network on CIFAR-10: what people use", NOT_IN_PAPER),
+    "gpt-char": ("A small GPT on characters: what people use", NOT_IN_PAPER),
 }
 """Title and place in the paper of each experiment, by its name."""
 

@@ -64,10 +64,11 @@ def read_arm(name: str, table: Mapping[str, Any]) -> Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings:
-    """Says how learning rates are tuned: every optimizer has the same budget.
+    """Says how learning rates are tuned: every optimizer tries as many points of a grid.
 
     Attributes:
-        trials: Learning rates that each optimizer may try.
+        trials: Learning rates of the grid, with each of which every value of what `--tune-over` adds is tried. An
+            optimizer that lacks such a setting tries more learning rates instead.
         low: The smallest of them.
         high: The largest. The paper tunes in [1e-4, 1e2].
         extensions: Points beyond the grid that each optimizer may try, where its best is at an edge.

@@ -19,6 +19,7 @@ from blockadapt_experiments.core.training import Classification, TrainingSetting
 from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.data.images import load_images, require_images
 from blockadapt_experiments.experiments.registry import register_experiment
+from blockadapt_experiments.names import NOT_IN_PAPER
 from blockadapt_experiments.results.measurements import Metric, RunKey
 
 METRICS = (
@@ -65,7 +66,7 @@ def register_classifier(
     title: str,
     model: Callable[[], nn.Module],
     scales: Mapping[str, Mapping[str, Any]],
-    section: str = "not in the paper",
+    section: str = NOT_IN_PAPER,
     prepare: Callable[[Tensor], Tensor] = as_floats,
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
     claims: Sequence[Claim] = (),

@@ -34,6 +34,7 @@ from blockadapt_experiments.experiments.cifar import (
     make_run,
 )
 from blockadapt_experiments.models.cnn import small_cnn
+from blockadapt_experiments.names import NOT_IN_PAPER
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.summary import Summary
@@ -101,7 +102,7 @@ EXPERIMENTS = (
     Experiment(
         name="cifar10-cnn",
         title="A small convolutional network on CIFAR-10: what people use",
-        section="not in the paper",
+        section=NOT_IN_PAPER,
         config=CnnSettings,
         axis="epoch",
         metrics=METRICS,

@@ -31,6 +31,7 @@ from blockadapt_experiments.core.training import Work, best_device, initial
 from blockadapt_experiments.data.text import Corpus, find_text, read_characters
 from blockadapt_experiments.experiments.text_run import TextRun
 from blockadapt_experiments.models.gpt import Gpt, mean_loss
+from blockadapt_experiments.names import NOT_IN_PAPER
 from blockadapt_experiments.results.measurements import Metric, Row, RunKey
 
 PLANNED_CHARACTERS = 100
@@ -183,7 +184,7 @@ EXPERIMENTS = (
     Experiment(
         name="gpt-char",
         title="A small GPT on characters: what people use",
-        section="not in the paper",
+        section=NOT_IN_PAPER,
         config=GptSettings,
         axis="step",
         metrics=METRICS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ VERDICTS = {True: "held", False: "did not hold", None: "cannot tell"}
 
 
 class Judged(NamedTuple):
-    """Joins a claim of the paper with what these runs say about it."""
+    """Joins a claim with what these runs say about it."""
 
     paper: str
     verdict: Verdict
@@ -49,6 +50,8 @@ class Tuned(NamedTuple):
         lr: The learning rate found, and what else was tuned.
         value: The objective there.
         objective: Its name.
+        grid: The grid that it tried: for each setting the smallest value, the largest, and how many.
+        extensions: Points beyond the grid that it tried too.
         tried: Every point tried and its objective, as text, in ascending order.
         warning: What is wrong with it; "" if nothing.
     """
@@ -58,8 +61,20 @@ class Tuned(NamedTuple):
     lr: str
     value: str
     objective: str
+    grid: Mapping[str, Sequence[float]]
+    extensions: int
     tried: Sequence[tuple[str, str]]
     warning: str
+
+    @property
+    def planned(self) -> int:
+        """Count the points of its grid."""
+        return math.prod(int(points) for _, _, points in self.grid.values())
+
+    @property
+    def trials(self) -> str:
+        """Say how many points it tried."""
+        return f"{self.planned} + {self.extensions} beyond the grid" if self.extensions else f"{self.planned}"
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,7 @@ class Content:
         summary: What was measured.
         table: The results.
         others: Other numbers that the runs left.
-        judged: The paper's claims.
+        judged: The claims, most of them the paper's.
         compared: Arms and variants against a reference, paired by seed.
         figures: The curves, as PNG files.
         pictures: What the experiment itself draws, as PNG files.
@@ -104,6 +119,12 @@ class Content:
         return f"{self.summary.experiment.title} – {self.summary.scale} scale"
 
     @property
+    def source(self) -> str:
+        """Say where the paper has it, in a sentence; "" for an experiment that is not in the paper."""
+        experiment = self.summary.experiment
+        return f"Yun, Lozano and Yang (2019), {experiment.section}." if experiment.in_paper else ""
+
+    @property
     def facts(self) -> str:
         """Say in one sentence how many runs there are."""
         summary = self.summary
@@ -117,6 +138,23 @@ class Content:
         times = {variant: self.summary.equal_time(variant) for variant in self.summary.variants}
         known = {f" with {variant}" if variant else "": time for variant, time in times.items() if time == time}
         return ", ".join(f"{number(time, 3)} s{where}" for where, time in known.items())
+
+    @property
+    def budget(self) -> str:
+        """Say in a sentence which grids were tried, as it was: the same for all, or as large, or neither."""
+        sizes = {line.planned for line in self.tuned}
+        if len(sizes) > 1:
+            counts = dict.fromkeys(f"{line.label} {line.planned}" for line in self.tuned)
+            told = f"The optimizers tried grids of different sizes: {', '.join(counts)} points"
+        elif any(line.grid != self.tuned[0].grid for line in self.tuned):
+            told = f"Every optimizer tried {sizes.pop()} points, but not of the same grid"
+            if len({(*line.grid["lr"][:2],) for line in self.tuned}) == 1:
+                told += ": one that lacks a setting tried more learning rates between the same ends"
+        else:
+            told = f"Every optimizer tried the same grid of {_count(sizes.pop(), 'point')}"
+        most = max(line.extensions for line in self.tuned)
+        beyond = f" Where the best was at an edge, up to {_count(most, 'point')} beyond it followed." if most else ""
+        return f"{told}.{beyond}"
 
     @property
     def target(self) -> str:
@@ -219,6 +257,8 @@ def _tuned(summary: Summary) -> list[Tuned]:
                     lr=_point({"lr": record["lr"], **record.get("values", {})}),
                     value=_value(record["value"]),
                     objective=record["objective"],
+                    grid=record["grid"],
+                    extensions=record["extensions"],
                     tried=[
                         (_point(point), _value(point["value"]))
                         for point in sorted(points, key=lambda point: point["lr"])

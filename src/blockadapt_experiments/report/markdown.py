@@ -20,14 +20,15 @@ def write_markdown(content: Content, path: Path) -> None:
 def _lines(content: Content) -> Iterator[str]:
     summary = content.summary
     yield f"# {inline(content.heading)}"
-    yield f"\nYun, Lozano and Yang (2019), {inline(summary.experiment.section)}. {content.facts}"
+    yield "\n" + " ".join(filter(None, (inline(content.source), content.facts)))
     if not summary.complete:
         yield "\n**Not finished**: numbers and verdicts are of the runs that have come to their end."
     for trouble in content.troubles:
         yield f"\n**{inline(trouble)}**"
-    yield "\n## The paper's claims\n"
+    whose, says = ("The paper's claims", "The paper") if summary.experiment.in_paper else ("Claims", "The claim")
+    yield f"\n## {whose}\n"
     rows = [(inline(claim.paper), inline(claim.verdict.words), f"**{claim.word}**") for claim in content.judged]
-    yield from grid(("The paper", "Measured here", "Verdict"), rows) if rows else ["This experiment tests no claim."]
+    yield from grid((says, "Measured here", "Verdict"), rows) if rows else ["This experiment tests no claim."]
     if content.figures or content.pictures:
         yield "\n## Curves and pictures"
     for picture in (*content.figures, *content.pictures):
@@ -137,10 +138,7 @@ def _provenance(content: Content) -> Iterator[str]:
         yield from (f"- {inline(note)}" for note in content.notes)
     if content.tuned:
         yield "\n## Learning rates tried\n"
-        yield (
-            "Every optimizer tried the same grid, and went on beyond it by as many points at most. The seeds are not"
-            " those of the results, and no test data was used.\n"
-        )
+        yield f"{inline(content.budget)} The seeds are not those of the results, and no test data was used.\n"
         for picture in content.sensitivity:
             yield f"![Objective against learning rate]({picture.name})\n"
             yield "Rings: the learning rates chosen. Crosses: those with which a run diverged.\n"
@@ -150,13 +148,14 @@ def _provenance(content: Content) -> Iterator[str]:
                 *([inline(line.variant)] if summary.variants != [""] else []),
                 inline(line.lr),
                 line.value,
+                line.trials,
                 "; ".join(f"{inline(lr)}: {value}" for lr, value in line.tried)
                 + f". {inline(line.warning)}".rstrip(". "),
             )
             for line in content.tuned
         ]
         variant = ["Variant"] if summary.variants != [""] else []
-        yield from grid(("Optimizer", *variant, "lr", "Objective there", "All trials, lr: objective"), rows)
+        yield from grid(("Optimizer", *variant, "lr", "Objective there", "Trials", "All trials, lr: objective"), rows)
     yield "\n## Against the paper's scale\n"
     if content.differences is None:
         yield "The settings of the paper's scale are not known."

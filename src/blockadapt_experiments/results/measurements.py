@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from blockadapt_experiments.names import NOT_IN_PAPER
+
 Row = dict[str, float]
 """One line of measurements: the axis ("step", "epoch", …) and any of the experiment's metrics. Never a time."""
 
@@ -67,7 +69,7 @@ class Design:
     Attributes:
         name: As on the command line; also the name of its file in `configs/`.
         title: One line for people.
-        section: Where the paper has it.
+        section: Where the paper has it, or `NOT_IN_PAPER`.
         axis: What curves are drawn over; a key of the rows.
         metrics: What its rows hold; the first is drawn first.
         objective: The metric that learning rates are tuned by, on validation data; None if there is nothing to tune.
@@ -83,3 +85,8 @@ class Design:
     objective: str | None = None
     target: tuple[str, float] | None = None
     measure: str | None = None
+
+    @property
+    def in_paper(self) -> bool:
+        """Tell whether the paper has it."""
+        return self.section != NOT_IN_PAPER

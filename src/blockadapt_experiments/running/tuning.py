@@ -1,7 +1,9 @@
-"""Find for each arm the best point of one grid, judged on validation data, never on test data.
+"""Find for each arm the best point of a grid, judged on validation data, never on test data.
 
-Every arm tries the same grid. A grid rather than a sampler that learns, because every arm then has the same chances,
-and because the outcome does not depend on the order in which trials end: one process or ten machines find the same.
+Every arm tries the same grid. Where other settings than the learning rate are tuned, an arm whose optimizer lacks one
+tries as many more learning rates between the same ends, so that all try as many points. A grid rather than a sampler
+that learns, because every arm then has the same chances, and because the outcome does not depend on the order in which
+trials end: one process or ten machines find the same.
 Where the best point is at an edge, the arm tries the next one beyond it too, until the best is inside or the limit is
 reached, which is one for all arms. Of equal points the smaller learning rate of the grid wins, and a point beyond the
 grid only if it is better.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +110,9 @@ class Search:
             by_lr[named["lr"]] = sign * min(sign * value, sign * by_lr.get(named["lr"], value))
         kept: dict[str, Any] = {
             "lr": choice.lr,
+            "grid": {span.name: [span.low, span.high, span.points] for span in self.spans},
             "trials": len(self.found),
+            "extensions": self.extensions,
             "objective": get_experiment(self.request.experiment).objective,
             "value": _finite(best),
             "tried": [[lr, _finite(value)] for lr, value in by_lr.items()],
@@ -116,8 +120,6 @@ class Search:
         if choice.values:
             kept["values"] = dict(choice.values)
             kept["points"] = [{**named, "value": _finite(self.found[point])} for point, named in at.items()]
-        if self.extensions:
-            kept["extensions"] = self.extensions
         warning = " ".join(self._warnings())
         return {**kept, "warning": warning} if warning else kept
 
@@ -190,9 +192,11 @@ def choices_of(tuned: Tuned) -> dict[tuple[str, str], Choice]:
 
 
 def _spans(request: Request, arm: str, over: Sequence[Span]) -> list[Span]:
-    """Give the grid of an arm, without the settings that its optimizer does not have: it would repeat itself."""
+    """Give the grid of an arm. For settings that its optimizer lacks it has more learning rates, to as many points."""
     known = find_contender("run", request.settings.arm(arm).optimizer).types
-    return [lr_span(request.settings.tune), *(span for span in over if span.name in known)]
+    lr, lacking = lr_span(request.settings.tune), [span for span in over if span.name not in known]
+    finer = replace(lr, points=lr.points * math.prod(span.points for span in lacking))
+    return [finer, *(span for span in over if span.name in known)]
 
 
 def _tail(job: RunJob, objective: str) -> float:

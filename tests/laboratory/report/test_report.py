@@ -19,6 +19,7 @@ from blockadapt_experiments.claims.claim import Claim, Verdict  # noqa: E402
 from blockadapt_experiments.core.config import load, plain  # noqa: E402
 from blockadapt_experiments.core.experiment import Experiment  # noqa: E402
 from blockadapt_experiments.experiments.registry import get_experiment  # noqa: E402
+from blockadapt_experiments.names import NOT_IN_PAPER  # noqa: E402
 from blockadapt_experiments.report import write_report  # noqa: E402
 from blockadapt_experiments.report.reading import read  # noqa: E402
 from blockadapt_experiments.report.table import results  # noqa: E402
@@ -32,6 +33,7 @@ from support.run_records import (  # noqa: E402
     write_experiment,
     write_json,
     write_lines,
+    write_result,
     write_run,
 )
 
@@ -180,6 +182,28 @@ def test_real_settings_are_compared_with_the_papers_scale(tmp_path: Path) -> Non
     assert "Nothing differs" in (paper / "report" / "summary.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("section", ["section 9", NOT_IN_PAPER])
+def test_only_what_is_in_the_paper_is_said_to_be_the_papers(tmp_path: Path, section: str) -> None:
+    write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
+    write_run(tmp_path, "adam", "", 0, rows_of(loss=[2.0, 1.0]))
+    claims = (Claim("It is better.", lambda summary: Verdict(True, "It was.")),)
+    write_report(tmp_path, experiment(section=section, claims=claims))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    text = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
+    facts = "1 optimizer, 1 seed: 1 of 1 run finished."
+    if section == NOT_IN_PAPER:
+        assert f"\n\n{facts}\n\n## Claims\n\n| The claim | Measured here | Verdict |\n" in text
+        assert '<h2 id="claims-title">Claims</h2>' in page
+        assert "<h3>The claim</h3>" in page
+        assert not any("Yun" in each or NOT_IN_PAPER in each for each in (text, page))
+    else:
+        cited = f"Yun, Lozano and Yang (2019), section 9. {facts}"
+        assert f"\n\n{cited}\n\n## The paper's claims\n\n| The paper | Measured here | Verdict |\n" in text
+        assert cited in page
+        assert '<h2 id="claims-title">The paper’s claims</h2>' in page
+        assert "<h3>The paper</h3>" in page
+
+
 # Little or odd data ---------------------------------------------------------------------------------------------------
 
 
@@ -270,19 +294,73 @@ def test_different_environments_are_told(tmp_path: Path) -> None:
     )
 
 
+def trials(grid: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """What tuning found for an arm, but for these changes."""
+    record = {"lr": 0.1, "value": 0.4, "objective": "loss", "tried": [[0.1, 0.4]], "grid": grid, "extensions": 0}
+    return {**record, **changes}
+
+
 EVIL = "<script>document.title='owned'</script>\"'&amp;|`*_[x](javascript:alert(1))</td>"
 
 
 def test_the_report_says_what_was_tuned_beside_the_learning_rate(tmp_path: Path) -> None:
     write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
     points = [{"lr": 0.01, "eps": 1e-3, "value": 0.5}, {"lr": 0.01, "eps": 1e-6, "value": 0.4}]
-    record = {"lr": 0.01, "value": 0.4, "objective": "loss", "tried": [[0.01, 0.4]], "values": {"eps": 1e-6}}
+    record = trials({"lr": [0.01, 0.01, 1], "eps": [1e-6, 1e-3, 2]}, lr=0.01, tried=[[0.01, 0.4]], values={"eps": 1e-6})
     write_json(tmp_path / "tuned.json", {"adam": {"": {**record, "points": points}}})
     page = write_report(tmp_path, experiment())[0].read_text(encoding="utf-8")
     assert "2 trials by" in page
     assert '<tr class="chosen"><td class="number">0.01, eps 1e-6</td><td class="number">0.4</td></tr>' in page
     summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
-    assert "| Adam | 0.01, eps 1e-6 | 0.4 | 0.01, eps 0.001: 0.5; 0.01, eps 1e-6: 0.4 |" in summary
+    assert "| Adam | 0.01, eps 1e-6 | 0.4 | 2 | 0.01, eps 0.001: 0.5; 0.01, eps 1e-6: 0.4 |" in summary
+
+
+NINE, COARSE, FINE = {"lr": [1e-3, 1.0, 9]}, {"lr": [1e-3, 1.0, 3], "eps": [1e-8, 1e-4, 3]}, {"lr": [1e-4, 1.0, 9]}
+
+
+@pytest.mark.parametrize(
+    ("grids", "extensions", "sentence", "counts"),
+    [
+        ([NINE, NINE], [0, 0], "Every optimizer tried the same grid of 9 points. The seeds", ["9", "9"]),
+        (
+            [NINE, NINE],
+            [0, 2],
+            "Every optimizer tried the same grid of 9 points. Where the best was at an edge, up to 2 points beyond it "
+            "followed. The seeds",
+            ["9", "9 + 2 beyond the grid"],
+        ),
+        (
+            [NINE, COARSE],
+            [0, 0],
+            "Every optimizer tried 9 points, but not of the same grid: one that lacks a setting tried more learning "
+            "rates between the same ends. The seeds",
+            ["9", "9"],
+        ),
+        ([NINE, FINE], [0, 0], "Every optimizer tried 9 points, but not of the same grid. The seeds", ["9", "9"]),
+        (
+            [{"lr": [1e-3, 1.0, 3]}, COARSE],
+            [1, 0],
+            "The optimizers tried grids of different sizes: Adam 3, Block-Adam 9 points. Where the best was at an "
+            "edge, up to 1 point beyond it followed. The seeds",
+            ["3 + 1 beyond the grid", "9"],
+        ),
+    ],
+)
+def test_the_report_says_how_many_trials_each_optimizer_had(
+    tmp_path: Path, grids: list[dict[str, Any]], extensions: list[int], sentence: str, counts: list[str]
+) -> None:
+    write_experiment(tmp_path, seeds=[0])
+    pairs = zip(("adam", "block-adam"), grids, extensions, strict=True)
+    found = {arm: {"": trials(grid, extensions=more)} for arm, grid, more in pairs}
+    write_json(tmp_path / "tuned.json", found)
+    page = write_report(tmp_path, experiment())[0].read_text(encoding="utf-8")
+    summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
+    for text in (page, summary):
+        assert sentence in text
+    for label, count in zip(("Adam", "Block-Adam"), counts, strict=True):
+        assert f"| {label} | 0.1 | 0.4 | {count} | 0.1: 0.4 |" in summary
+        cells = "".join(f'<td class="number">{cell}</td>' for cell in ("0.1", "0.4", count))
+        assert f'<tr><th scope="row">{label}</th>{cells}' in page
 
 
 def test_no_text_is_taken_for_markup(tmp_path: Path, browser: Browser) -> None:
@@ -292,9 +370,11 @@ def test_no_text_is_taken_for_markup(tmp_path: Path, browser: Browser) -> None:
     directory.mkdir(parents=True)
     write_json(directory / "run.json", about)
     write_lines(directory / "metrics.jsonl", rows_of(loss=[2.0, 1.0]))
-    write_json(directory / "result.json", {"numbers": {EVIL: 1.0}, "seconds": 1.0})
+    write_lines(directory / "timing.jsonl", [])
+    write_result(directory, numbers={EVIL: 1.0}, seconds=1.0)
     write_json(
-        tmp_path / "tuned.json", {EVIL: {EVIL: {"lr": 0.1, "value": None, "objective": EVIL, "tried": [[0.1, None]]}}}
+        tmp_path / "tuned.json",
+        {EVIL: {EVIL: trials({"lr": [0.1, 0.1, 1]}, value=None, objective=EVIL, tried=[[0.1, None]])}},
     )
     claims = (Claim(EVIL, lambda summary: Verdict(None, EVIL)),)
     metrics = (Metric("loss", EVIL),)

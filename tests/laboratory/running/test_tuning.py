@@ -154,10 +154,14 @@ def test_what_else_is_tuned_reaches_trials_and_runs(tmp_path: Path) -> None:
     assert job.choice == choice
 
 
-def test_a_setting_that_is_an_optimizers_own_is_tuned_and_one_that_it_lacks_is_left_out(tmp_path: Path) -> None:
+def test_an_optimizer_that_lacks_a_setting_tries_as_many_points_all_of_the_learning_rate(tmp_path: Path) -> None:
     asked = request(tmp_path, *SMALL, "optimizers=['sgd', 'adam']", "tune.trials=2", "epochs=1")
     found, _, _ = tuned(asked, parse_spans(["eps=1e-8:1e-2:2"]))
-    assert {arm: best[""]["trials"] for arm, best in found.items()} == {"sgd": 2, "adam": 4}
+    assert {arm: best[""]["trials"] for arm, best in found.items()} == {"sgd": 4, "adam": 4}
+    assert [lr for lr, _ in found["adam"][""]["tried"]] == [1e-3, 1e-1]
+    assert [lr for lr, _ in found["sgd"][""]["tried"]] == [1e-3, 4.64e-3, 2.15e-2, 1e-1]
+    assert found["adam"][""]["grid"] == {"lr": [1e-3, 1e-1, 2], "eps": [1e-8, 1e-2, 2]}
+    assert found["sgd"][""]["grid"] == {"lr": [1e-3, 1e-1, 4]}
     assert "values" not in found["sgd"][""]
     model = torch.nn.Linear(2, 2)
     made = asked.settings_of("adam", (("eps", 1e-2),)).make_optimizer("adam", model, 0.1, 1)
