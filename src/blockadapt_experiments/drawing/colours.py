@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from zlib import crc32
 
 # Blue, vermilion, green and black are Okabe and Ito's. Their yellow, orange and sky blue are too light for a line on
 # white (contrast below 3), so pink is a little darker here, and violet and brown stand in for the others. A test says
 # that the colour-blind can tell all seven apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC6FA4", "#7A08D0", "#6A2A00", "#000000")
-DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)))
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (6, 2)),
+    (0, (1.5, 1.5)),
+    (0, (7, 2, 1.5, 2)),
+    # for arms and for what is not built in
+    (0, (8, 2.5, 3, 2.5)),
+    (0, (3, 3)),
+    (0, (1.5, 4)),
+    (0, (7, 2, 1.5, 2, 1.5, 2)),
+)
 
 _BLUE, _VERMILION, _GREEN, _PINK, _VIOLET, _BROWN, _BLACK = range(len(COLOURS))
-_SOLID, _DASHED, _DOTTED, _DASH_DOTTED = range(len(DASHES))
+_SOLID, _DASHED, _DOTTED, _DASH_DOTTED, *_OTHERS = range(len(DASHES))
 
 
 class Style(NamedTuple):
@@ -63,6 +74,10 @@ and what is clipped is dotted.
 """
 
 
+PAIRS: dict[str, Style] = {"same-layer": Style(_BLUE, _SOLID), "different-layers": Style(_VERMILION, _DASHED)}
+"""What `toy-landscape` compares, which are no optimizers and stand in no picture with one."""
+
+
 def bar_colours(optimizers: Mapping[str, str], label: Callable[[str], str]) -> dict[str, str]:
     """Return the colour of each arm by its label, for bars."""
     return {label(arm): COLOURS[style.colour] for arm, style in styles_of(optimizers).items()}
@@ -71,15 +86,22 @@ def bar_colours(optimizers: Mapping[str, str], label: Callable[[str], str]) -> d
 def styles_of(optimizers: Mapping[str, str]) -> dict[str, Style]:
     """Return the style of each arm, from which optimizer it is.
 
-    An optimizer under its own name has its own style. Any other arm has the first style that none of these has, in the
-    colour of its optimizer if there is one left. So 28 arms look different.
+    An optimizer under its own name has its own style. Any other arm has one that no optimizer has, in the colour of its
+    optimizer if that has one. Which one, its name says; so it looks the same in every report, whoever else is there. Of
+    two that would look alike the later by name has the next style that is free. So 28 such arms look different.
     """
-    every = [Style(number % len(COLOURS), number % len(DASHES)) for number in range(len(COLOURS) * len(DASHES))]
-    found = {arm: STYLES[arm] for arm in optimizers if arm in STYLES}
-    for number, (arm, optimizer) in enumerate(optimizers.items()):
-        if arm not in found:
-            kin = STYLES.get(optimizer)
-            first = [style for style in every if kin and style.colour == kin.colour]
-            free = (style for style in (*first, *every) if style not in found.values())
-            found[arm] = next(free, every[number % len(every)])
+    known = {**STYLES, **PAIRS}
+    found = {arm: known[arm] for arm in optimizers if arm in known}
+    every = [Style(colour, dash) for colour in range(len(COLOURS)) for dash in _OTHERS]
+    for arm in sorted(optimizers.keys() - found.keys()):
+        kin = STYLES.get(optimizers[arm])
+        first = [style for style in every if kin and style.colour == kin.colour]
+        wanted = [*_from(first, arm), *_from(every, arm)]
+        found[arm] = next((style for style in wanted if style not in found.values()), wanted[0])
     return {arm: found[arm] for arm in optimizers}
+
+
+def _from(styles: Sequence[Style], name: str) -> list[Style]:
+    """Turn a ring of styles to where this name begins, the same in every process."""
+    place = crc32(name.encode()) % len(styles) if styles else 0
+    return [*styles[place:], *styles[:place]]

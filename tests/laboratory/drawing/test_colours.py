@@ -41,12 +41,14 @@ def test_every_contender_has_a_style_of_its_own() -> None:
 
 
 def test_an_optimizer_looks_the_same_wherever_it_stands_and_28_other_arms_look_different() -> None:
-    others = [f"arm {number}" for number in range(27)]
-    for place in (0, 5, 27):
+    others = [f"arm {number}" for number in range(28)]
+    seen = []
+    for place in (0, 5, 28):
         styles = styles_of({arm: arm for arm in [*others[:place], "block-adam", *others[place:]]})
         assert styles["block-adam"] == STYLES["block-adam"]
-        assert len({*styles.values()}) == len(styles) == 28
-    assert styles_of({"between layers": "between layers"}) == {"between layers": Style(0, 0)}
+        assert len({*styles.values()}) == len(styles) == 29
+        seen.append({arm: styles[arm] for arm in others})
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_an_arm_has_the_colour_of_its_optimizer_and_a_dash_of_its_own() -> None:
@@ -54,6 +56,28 @@ def test_an_arm_has_the_colour_of_its_optimizer_and_a_dash_of_its_own() -> None:
     assert styles["block-adam"] == STYLES["block-adam"]
     assert {styles[arm].colour for arm in ("b25", "b9")} == {STYLES["block-adam"].colour}
     assert len({*styles.values()}) == 4
+
+
+@pytest.mark.parametrize(("arm", "optimizer"), [("b25", "block-adam"), ("mine", "mine"), ("adam@there", "adam")])
+def test_an_arm_looks_the_same_whichever_optimizers_stand_beside_it(arm: str, optimizer: str) -> None:
+    (alone,) = styles_of({arm: optimizer}).values()
+    every = {name: name for name in CONTENDERS}
+    for others in ({}, every, {"loose": "adam"}):
+        assert styles_of({**others, arm: optimizer})[arm] == styles_of({arm: optimizer, **others})[arm] == alone
+    assert alone not in STYLES.values()
+
+
+def test_of_two_arms_that_would_look_alike_the_first_by_name_keeps_its_look() -> None:
+    alone = {arm: styles_of({arm: "block-adam"})[arm] for arm in (f"b{size}" for size in range(10, 20))}
+    first, second = next(pair for pair in combinations(sorted(alone), 2) if alone[pair[0]] == alone[pair[1]])
+    for names in ((first, second), (second, first)):
+        styles = styles_of({name: "block-adam" for name in names})
+        assert styles[first] == alone[first]
+        assert styles[second] != alone[second]
+
+
+def test_a_name_means_the_same_style_in_every_process() -> None:
+    assert styles_of({"mine": "mine", "b25": "block-adam"}) == {"mine": Style(2, 7), "b25": Style(0, 6)}
 
 
 @pytest.mark.parametrize("vision", VISION)
