@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 SCALES = ("smoke", "laptop", "paper")
 
@@ -19,3 +19,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, candidate), ends))
 
     return max(sorted(known), key=likeness)
+
+
+def require_optimizers(owner: str, key: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that no optimizer and no arm has.
+
+    Raises:
+        ValueError: There is none such; the sentence names the nearest.
+    """
+    for name in names:
+        if name not in known:
+            near = nearest(name, known)
+            raise ValueError(f"{owner}: `{key}` has an unknown optimizer {name!r}; the nearest is {near!r}.")

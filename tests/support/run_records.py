@@ -170,8 +170,7 @@ def realistic(out: Path) -> Experiment[NoSettings]:
                 out, arm, "", seed, rows[:9] if killed else rows, lr=lr, leg=leg, numbers=numbers, finished=not killed
             )
     tried = [[10.0**k, abs(k + 3) / 10 + 0.05] for k in range(-4, 1)]
-    counts = {"grid": {"lr": [1e-4, 1.0, 5]}, "trials": 5, "extensions": 0}
-    tuned = {**counts, "objective": "validation_loss", "value": 0.05, "tried": tried}
+    tuned = {"grid": {"lr": [1e-4, 1.0, 5]}, "objective": "validation_loss", "value": 0.05, "tried": tried}
     lrs = dict(zip(optimizers, [1e-3, 3.2e-3, 1e-2, 1e-3, 1e-4], strict=True))
     write_json(out / "tuned.json", {arm: {"": {**tuned, "lr": lrs[arm]}} for arm in optimizers})
     claims = (

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from blockadapt_experiments.commands import display
-from blockadapt_experiments.commands.contents import CONTENTS, require_known
+from blockadapt_experiments.commands.contents import CONTENTS, require_chosen, require_known
 from blockadapt_experiments.commands.display import say
 from blockadapt_experiments.files.atomic import require_directory, write_json
 from blockadapt_experiments.names import SCALES
@@ -152,6 +152,8 @@ def run(
     with _one_sentence():
         if not _load(load):
             require_known(experiment, scale)
+            if optimizers is not None and not any(change.startswith("arms") for change in changes or ()):
+                require_chosen(experiment, scale, _names(optimizers), arm or ())
     from blockadapt_experiments.commands.session import carry_out, make_session
     from blockadapt_experiments.core import config
     from blockadapt_experiments.experiments.registry import get_experiment
@@ -192,7 +194,11 @@ def _selection(seeds: list[str] | None, optimizers: str | None) -> Iterator[str]
             raise ValueError(f"run: `seed` must be integers >= 0 with commas between, got {','.join(seeds)!r}.")
         yield f"seeds={[int(word) for word in words]}"
     if optimizers is not None:
-        yield f"optimizers={json.dumps([name.strip() for name in optimizers.split(',')])}"
+        yield f"optimizers={json.dumps(_names(optimizers))}"
+
+
+def _names(optimizers: str) -> list[str]:
+    return [name.strip() for name in optimizers.split(",")]
 
 
 @app.command()

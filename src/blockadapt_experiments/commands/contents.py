@@ -5,9 +5,11 @@ A test holds it to what the experiments say of themselves.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 
-from blockadapt_experiments.names import NOT_IN_PAPER, SCALES, nearest
+from blockadapt_experiments.core.shipped import shipped_tables
+from blockadapt_experiments.drawing.colours import STYLES
+from blockadapt_experiments.names import NOT_IN_PAPER, SCALES, nearest, require_optimizers
 
 CONTENTS: dict[str, tuple[str, str]] = {
     "toy-adagrad": (
@@ -52,3 +54,18 @@ def require_known(experiment: str, scale: str, contents: Collection[str] = CONTE
         raise ValueError(f"blockadapt: there is no experiment {experiment!r}; the nearest is {near!r}.")
     if scale not in SCALES:
         raise ValueError(f"{experiment}: `scale` must be one of {', '.join(map(repr, SCALES))}, got {scale!r}.")
+
+
+def require_chosen(experiment: str, scale: str, optimizers: Sequence[str], arms: Iterable[str]) -> None:
+    """Refuse the name of an optimizer that does not exist, in the words that loading the settings has.
+
+    Args:
+        experiment: A known one.
+        scale: A known one.
+        optimizers: The names that were chosen.
+        arms: The arms that were made, as they are typed.
+    """
+    tables = shipped_tables(experiment)
+    own = {**tables["defaults"], **tables[scale]}["optimizers"]  # toy-landscape compares what is no optimizer
+    known = {*STYLES, *own, *(arm.partition("=")[0] for arm in arms)}  # every optimizer has a style
+    require_optimizers(experiment, "optimizers", optimizers, known)

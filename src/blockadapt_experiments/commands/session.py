@@ -196,7 +196,7 @@ class Session:
             best = found[arm][variant]
             name = f"{arm}, {variant}" if variant else arm
             chosen = ", ".join(f"{key} {value:g}" for key, value in (("lr", choice.lr), *choice.values))
-            more = best["extensions"]
+            more = best.get("extensions", 0)
             beyond = f" The grid was extended by {more} point{'s' * (more > 1)}." if more else ""
             say(self.console, f"{name}: {chosen}.{beyond} {best.get('warning', '')}".rstrip())
         return choices

@@ -12,16 +12,17 @@ import re
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.resources import files
 from typing import Any, TypeVar
 
 from blockadapt.validation import Described, refusal, require, require_choice
 from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings
+from blockadapt_experiments.core.shipped import shipped_tables
 from blockadapt_experiments.core.typed import MISSING, build, keys
 from blockadapt_experiments.names import SCALES as SCALES
 from blockadapt_experiments.names import nearest as nearest
+from blockadapt_experiments.names import require_optimizers
 from blockadapt_experiments.parts import NAME
 
 if sys.version_info >= (3, 11):
@@ -56,20 +57,13 @@ def load(experiment: Experiment[SettingsT], scale: str, changes: Sequence[str | 
         settings = dataclasses.replace(settings, optimizers=(*settings.optimizers, *new))
     known = {*CONTENDERS, *own, *settings.arms}
     for key, names in (("optimizers", settings.optimizers), ("lr", settings.lr)):
-        for name in names:
-            if name not in known:
-                near = nearest(name, known)
-                raise ValueError(f"{owner}: `{key}` has an unknown optimizer {name!r}; the nearest is {near!r}.")
+        require_optimizers(owner, key, names, known)
     return settings
 
 
 def _tables(experiment: Experiment[Any]) -> Mapping[str, Mapping[str, Any]]:
     """Read the settings at all scales."""
-    if experiment.scales is not None:
-        return experiment.scales
-    file = files("blockadapt_experiments") / "configs" / f"{experiment.name}.toml"
-    tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))
-    return tables
+    return shipped_tables(experiment.name) if experiment.scales is None else experiment.scales
 
 
 def scales_of(experiment: Experiment[Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class Tuned(NamedTuple):
     @property
     def planned(self) -> int:
         """Count the points of its grid."""
-        return math.prod(int(points) for _, _, points in self.grid.values())
+        return len(self.tried) - self.extensions
 
     @property
     def trials(self) -> str:
@@ -148,7 +147,7 @@ class Content:
             told = f"The optimizers tried grids of different sizes: {', '.join(counts)} points"
         elif any(line.grid != self.tuned[0].grid for line in self.tuned):
             told = f"Every optimizer tried {sizes.pop()} points, but not of the same grid"
-            if len({(*line.grid["lr"][:2],) for line in self.tuned}) == 1:
+            if len({(*line.grid.get("lr", ())[:2],) for line in self.tuned}) == 1:
                 told += ": one that lacks a setting tried more learning rates between the same ends"
         else:
             told = f"Every optimizer tried the same grid of {_count(sizes.pop(), 'point')}"
@@ -257,8 +256,8 @@ def _tuned(summary: Summary) -> list[Tuned]:
                     lr=_point({"lr": record["lr"], **record.get("values", {})}),
                     value=_value(record["value"]),
                     objective=record["objective"],
-                    grid=record["grid"],
-                    extensions=record["extensions"],
+                    grid=record.get("grid", {}),
+                    extensions=record.get("extensions", 0),
                     tried=[
                         (_point(point), _value(point["value"]))
                         for point in sorted(points, key=lambda point: point["lr"])

@@ -112,7 +112,6 @@ class Search:
             "lr": choice.lr,
             "grid": {span.name: [span.low, span.high, span.points] for span in self.spans},
             "trials": len(self.found),
-            "extensions": self.extensions,
             "objective": get_experiment(self.request.experiment).objective,
             "value": _finite(best),
             "tried": [[lr, _finite(value)] for lr, value in by_lr.items()],
@@ -120,6 +119,8 @@ class Search:
         if choice.values:
             kept["values"] = dict(choice.values)
             kept["points"] = [{**named, "value": _finite(self.found[point])} for point, named in at.items()]
+        if self.extensions:
+            kept["extensions"] = self.extensions
         warning = " ".join(self._warnings())
         return {**kept, "warning": warning} if warning else kept
 

@@ -83,6 +83,21 @@ finally:
             "terms: `scale` must be one of 'smoke', 'laptop', 'paper', got 'smok'.",
         ),
         (("run", "terms", "--sclae", "smoke"), 2, "No such option"),
+        (
+            ("run", "terms", "--optimizers", "adam, block-adm"),
+            2,
+            "terms: `optimizers` has an unknown optimizer 'block-adm'; the nearest is 'block-adam'.\n",
+        ),
+        (
+            ("run", "toy-landscape", "--optimizers", "same-layers"),
+            2,
+            "toy-landscape: `optimizers` has an unknown optimizer 'same-layers'; the nearest is 'same-layer'.\n",
+        ),
+        (
+            ("run", "terms", "--optimizers", "b52", "--arm", "b25=block-adam,block_size=25"),
+            2,
+            "terms: `optimizers` has an unknown optimizer 'b52'; the nearest is 'b25'.\n",
+        ),
     ],
 )
 def test_what_can_be_said_at_once_loads_nothing_heavy(words: tuple[str, ...], code: int, answer: str) -> None:

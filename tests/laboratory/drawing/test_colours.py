@@ -71,7 +71,7 @@ def test_of_two_arms_that_would_look_alike_the_first_by_name_keeps_its_look() ->
     alone = {arm: styles_of({arm: "block-adam"})[arm] for arm in (f"b{size}" for size in range(10, 20))}
     first, second = next(pair for pair in combinations(sorted(alone), 2) if alone[pair[0]] == alone[pair[1]])
     for names in ((first, second), (second, first)):
-        styles = styles_of({name: "block-adam" for name in names})
+        styles = styles_of(dict.fromkeys(names, "block-adam"))
         assert styles[first] == alone[first]
         assert styles[second] != alone[second]
 

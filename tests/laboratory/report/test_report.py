@@ -294,19 +294,13 @@ def test_different_environments_are_told(tmp_path: Path) -> None:
     )
 
 
-def trials(grid: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """What tuning found for an arm, but for these changes."""
-    record = {"lr": 0.1, "value": 0.4, "objective": "loss", "tried": [[0.1, 0.4]], "grid": grid, "extensions": 0}
-    return {**record, **changes}
-
-
 EVIL = "<script>document.title='owned'</script>\"'&amp;|`*_[x](javascript:alert(1))</td>"
 
 
 def test_the_report_says_what_was_tuned_beside_the_learning_rate(tmp_path: Path) -> None:
     write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
     points = [{"lr": 0.01, "eps": 1e-3, "value": 0.5}, {"lr": 0.01, "eps": 1e-6, "value": 0.4}]
-    record = trials({"lr": [0.01, 0.01, 1], "eps": [1e-6, 1e-3, 2]}, lr=0.01, tried=[[0.01, 0.4]], values={"eps": 1e-6})
+    record = {"lr": 0.01, "value": 0.4, "objective": "loss", "tried": [[0.01, 0.4]], "values": {"eps": 1e-6}}
     write_json(tmp_path / "tuned.json", {"adam": {"": {**record, "points": points}}})
     page = write_report(tmp_path, experiment())[0].read_text(encoding="utf-8")
     assert "2 trials by" in page
@@ -351,14 +345,19 @@ def test_the_report_says_how_many_trials_each_optimizer_had(
 ) -> None:
     write_experiment(tmp_path, seeds=[0])
     pairs = zip(("adam", "block-adam"), grids, extensions, strict=True)
-    found = {arm: {"": trials(grid, extensions=more)} for arm, grid, more in pairs}
+    found = {}
+    for arm, grid, more in pairs:
+        tried = math.prod(points for _, _, points in grid.values()) + more
+        points = [{"lr": 0.1, "eps": 1.0 + number, "value": 0.4} for number in range(tried)]
+        record = {"lr": 0.1, "value": 0.4, "objective": "loss", "tried": [[0.1, 0.4]], "points": points, "grid": grid}
+        found[arm] = {"": {**record, "extensions": more}}
     write_json(tmp_path / "tuned.json", found)
     page = write_report(tmp_path, experiment())[0].read_text(encoding="utf-8")
     summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
     for text in (page, summary):
         assert sentence in text
     for label, count in zip(("Adam", "Block-Adam"), counts, strict=True):
-        assert f"| {label} | 0.1 | 0.4 | {count} | 0.1: 0.4 |" in summary
+        assert f"| {label} | 0.1 | 0.4 | {count} | 0.1, eps 1: 0.4; " in summary
         cells = "".join(f'<td class="number">{cell}</td>' for cell in ("0.1", "0.4", count))
         assert f'<tr><th scope="row">{label}</th>{cells}' in page
 
@@ -373,8 +372,7 @@ def test_no_text_is_taken_for_markup(tmp_path: Path, browser: Browser) -> None:
     write_lines(directory / "timing.jsonl", [])
     write_result(directory, numbers={EVIL: 1.0}, seconds=1.0)
     write_json(
-        tmp_path / "tuned.json",
-        {EVIL: {EVIL: trials({"lr": [0.1, 0.1, 1]}, value=None, objective=EVIL, tried=[[0.1, None]])}},
+        tmp_path / "tuned.json", {EVIL: {EVIL: {"lr": 0.1, "value": None, "objective": EVIL, "tried": [[0.1, None]]}}}
     )
     claims = (Claim(EVIL, lambda summary: Verdict(None, EVIL)),)
     metrics = (Metric("loss", EVIL),)
