@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +20,7 @@ from blockadapt_experiments.files.atomic import read_json, require_directory, wr
 from blockadapt_experiments.parts import ORIGINS
 from blockadapt_experiments.running.environment import environment
 from blockadapt_experiments.running.estimate import dry_run, total_seconds
-from blockadapt_experiments.running.grids import Span, lr_span, parse_spans
+from blockadapt_experiments.running.grids import Span, parse_spans
 from blockadapt_experiments.running.jobs import Done, Engine, Failed, here
 from blockadapt_experiments.running.records import begin_experiment, joined
 from blockadapt_experiments.running.runner import (
@@ -34,7 +33,7 @@ from blockadapt_experiments.running.runner import (
     run_jobs,
     threads_for,
 )
-from blockadapt_experiments.running.tuning import choices_of, tune
+from blockadapt_experiments.running.tuning import budget, choices_of, tune
 
 
 def make_session(
@@ -107,8 +106,7 @@ class Session:
         estimates = list(dry_run(self.request))
         if estimates:
             self.console.print(estimates_table(estimates))
-            spans = (lr_span(self.request.settings.tune), *self.over)
-            points = math.prod(span.points for span in spans) if tuned else 0
+            points = budget(self.request.settings.tune, self.over) if tuned else 0
             seconds = total_seconds(estimates, self.request, self.workers, points)
             say(self.console, f"About {duration(seconds)} in all, from a few measured steps.")
         self._say_plan(jobs)

@@ -68,7 +68,7 @@ class TuneSettings:
 
     Attributes:
         trials: Learning rates of the grid, with each of which every value of what `--tune-over` adds is tried. An
-            optimizer that lacks such a setting tries more learning rates instead.
+            optimizer that lacks such a setting tries more learning rates instead, where others have it.
         low: The smallest of them.
         high: The largest. The paper tunes in [1e-4, 1e2].
         extensions: Points beyond the grid that each optimizer may try, where its best is at an edge.

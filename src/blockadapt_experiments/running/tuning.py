@@ -1,7 +1,7 @@
 """Find for each arm the best point of a grid, judged on validation data, never on test data.
 
 Every arm tries the same grid. Where other settings than the learning rate are tuned, an arm whose optimizer lacks one
-tries as many more learning rates between the same ends, so that all try as many points. A grid rather than a sampler
+tries more learning rates between the same ends, so that all try as many points. A grid rather than a sampler
 that learns, because every arm then has the same chances, and because the outcome does not depend on the order in which
 trials end: one process or ten machines find the same.
 Where the best point is at an edge, the arm tries the next one beyond it too, until the best is inside or the limit is
@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from blockadapt_experiments.contenders.catalogue import find_contender
+from blockadapt_experiments.contenders.catalogue import CONTENDERS, Contender, find_contender
+from blockadapt_experiments.core.settings import TuneSettings
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.recorded_runs import read_result
@@ -77,7 +78,7 @@ class Search:
     @property
     def extensions(self) -> int:
         """Count the points beyond the grid that were tried."""
-        return len(self.found) - math.prod(span.points for span in self.spans)
+        return len(self.found) - _count(self.spans)
 
     @property
     def best(self) -> Point:
@@ -193,11 +194,23 @@ def choices_of(tuned: Tuned) -> dict[tuple[str, str], Choice]:
 
 
 def _spans(request: Request, arm: str, over: Sequence[Span]) -> list[Span]:
-    """Give the grid of an arm. For settings that its optimizer lacks it has more learning rates, to as many points."""
-    known = find_contender("run", request.settings.arm(arm).optimizer).types
-    lr, lacking = lr_span(request.settings.tune), [span for span in over if span.name not in known]
-    finer = replace(lr, points=lr.points * math.prod(span.points for span in lacking))
-    return [finer, *(span for span in over if span.name in known)]
+    """Give the grid of an arm. Where its optimizer lacks settings it has more learning rates, to as many points."""
+    own, tune = _had_by(find_contender("run", request.settings.arm(arm).optimizer), over), request.settings.tune
+    rates = math.ceil(budget(tune, over) / _count(own))
+    return [replace(lr_span(tune), points=rates), *own]
+
+
+def budget(tune: TuneSettings, over: Sequence[Span]) -> int:
+    """Count the points of the grid of every arm: of an optimizer that has as many of these settings as any has."""
+    return tune.trials * max(_count(_had_by(contender, over)) for contender in CONTENDERS.values())
+
+
+def _had_by(contender: Contender, over: Sequence[Span]) -> list[Span]:
+    return [span for span in over if span.name in contender.types]
+
+
+def _count(spans: Sequence[Span]) -> int:
+    return math.prod(span.points for span in spans)
 
 
 def _tail(job: RunJob, objective: str) -> float:

@@ -19,7 +19,7 @@ from blockadapt_experiments.running import runner
 from blockadapt_experiments.running.grids import Span, grid, lr_span, outward, parse_spans
 from blockadapt_experiments.running.jobs import Done, Failed, Here
 from blockadapt_experiments.running.runner import Choice, Request, RunJob, run_jobs
-from blockadapt_experiments.running.tuning import Tuned, choices_of, tune
+from blockadapt_experiments.running.tuning import Tuned, _spans, budget, choices_of, tune
 from support.images import write_images
 from support.laboratory import ENVIRONMENT, finished, request, run_command, wait_until
 
@@ -166,6 +166,36 @@ def test_an_optimizer_that_lacks_a_setting_tries_as_many_points_all_of_the_learn
     model = torch.nn.Linear(2, 2)
     made = asked.settings_of("adam", (("eps", 1e-2),)).make_optimizer("adam", model, 0.1, 1)
     assert made.param_groups[0]["eps"] == 1e-2
+
+
+@pytest.mark.parametrize(
+    ("over", "grids"),
+    [
+        ([], {"sgd": {"lr": 4}, "adam": {"lr": 4}, "adamw": {"lr": 4}}),
+        (
+            ["weight_decay=1e-4:1e-2", "decoupled_weight_decay=1e-3:1e-1"],  # nobody has both
+            {
+                "sgd": {"lr": 4, "weight_decay": 3},
+                "adam": {"lr": 4, "weight_decay": 3},
+                "adamw": {"lr": 4, "decoupled_weight_decay": 3},
+            },
+        ),
+        (
+            ["beta2=0.9:0.999:3", "weight_decay=1e-4:1e-2:2"],
+            {
+                "sgd": {"lr": 12, "weight_decay": 2},
+                "adam": {"lr": 4, "beta2": 3, "weight_decay": 2},
+                "adamw": {"lr": 8, "beta2": 3},
+            },
+        ),
+    ],
+)
+def test_every_optimizer_has_as_many_trials(tmp_path: Path, over: list[str], grids: dict[str, dict[str, int]]) -> None:
+    asked = request(tmp_path, "optimizers=['sgd', 'adam', 'adamw']", "tune.trials=4")
+    spans = parse_spans(over)
+    found = {arm: _spans(asked, arm, spans) for arm, _ in asked.arms()}
+    assert {arm: {span.name: span.points for span in each} for arm, each in found.items()} == grids
+    assert {len(grid(each)) for each in found.values()} == {budget(asked.settings.tune, spans)}
 
 
 def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
