@@ -90,7 +90,8 @@ def write_run(
     if arrays is not None:
         np.savez(directory / "arrays.npz", **arrays)
     if finished:
-        write_result(directory, rows=len(rows), numbers=numbers or {}, seconds=len(rows) * (leg or 0.0))
+        counts = {"rows": len(rows), "arrays": list(arrays or {}), "seconds": len(rows) * (leg or 0.0)}
+        write_result(directory, numbers=numbers or {}, **counts)
     else:
         (directory / "checkpoint.pt").write_bytes(b"not read here")
     return directory

@@ -66,6 +66,9 @@ def require_chosen(experiment: str, scale: str, optimizers: Sequence[str], arms:
         arms: The arms that were made, as they are typed.
     """
     tables = shipped_tables(experiment)
-    own = {**tables["defaults"], **tables[scale]}["optimizers"]  # toy-landscape compares what is no optimizer
+    # What an experiment compares may be no optimizer, as in toy-landscape, or an arm.
+    own = (
+        name for table in ("defaults", scale) for key in ("optimizers", "arms") for name in tables[table].get(key, ())
+    )
     known = {*STYLES, *own, *(arm.partition("=")[0] for arm in arms)}  # every optimizer has a style
     require_optimizers(experiment, "optimizers", optimizers, known)

@@ -140,15 +140,20 @@ class Content:
 
     @property
     def budget(self) -> str:
-        """Say in a sentence which grids were tried, as it was: the same for all, or as large, or neither."""
+        """Say which grids were tried, as it was: the same for all, or as large, or neither."""
         sizes = {line.planned for line in self.tuned}
         if len(sizes) > 1:
             counts = dict.fromkeys(f"{line.label} {line.planned}" for line in self.tuned)
             told = f"The optimizers tried grids of different sizes: {', '.join(counts)} points"
         elif any(line.grid != self.tuned[0].grid for line in self.tuned):
-            told = f"Every optimizer tried {sizes.pop()} points, but not of the same grid"
-            if len({(*line.grid.get("lr", ())[:2],) for line in self.tuned}) == 1:
+            rates = {(*line.grid.get("lr", ()),) for line in self.tuned}
+            told = f"Every optimizer tried {sizes.pop()} points"
+            if len(rates) == 1:
+                told += ": the same learning rates, with values of other settings that it has"
+            elif len({rate[:2] for rate in rates}) == 1:
                 told += ": one that lacks a setting tried more learning rates between the same ends"
+            else:
+                told += ", but not of the same grid"
         else:
             told = f"Every optimizer tried the same grid of {_count(sizes.pop(), 'point')}"
         most = max(line.extensions for line in self.tuned)

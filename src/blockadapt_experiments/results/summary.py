@@ -219,9 +219,10 @@ class Summary:
     def arrays(self, arm: str, variant: str, seed: int) -> dict[str, np.ndarray]:
         """Return the arrays that a run left at its end; empty if it left none, or is not finished."""
         run = self._by_key.get(RunKey(arm, variant, seed))
-        if not run or not run.result or "arrays.npz" not in run.result["written"]:
+        path = run.directory / "arrays.npz" if run and run.result and "arrays.npz" in run.result["written"] else None
+        if path is None or not path.exists():
             return {}
-        with np.load(run.directory / "arrays.npz", allow_pickle=False) as archive:
+        with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 
     def seconds(self, arm: str, variant: str = "") -> np.ndarray:

@@ -257,9 +257,10 @@ class RunRecord:
         """Write what is left to say; from now on the run is finished."""
         written = self._written_rows()
         files = [self._about]
-        if outcome.arrays and not self.trial:
+        arrays = {} if self.trial else outcome.arrays
+        if arrays:
             with atomic(self._arrays) as file:
-                _write_arrays(file, outcome.arrays)
+                _write_arrays(file, arrays)
             files.append(self._arrays)
         for path in files:
             size = os.path.getsize(path)
@@ -269,6 +270,7 @@ class RunRecord:
         result = {
             "numbers": {name: _plain(value) for name, value in outcome.numbers.items()},
             "rows": self._rows,
+            "arrays": list(arrays),
             "written": written,
             "seconds": seconds,
             "peak_memory_bytes": peak_memory_bytes,

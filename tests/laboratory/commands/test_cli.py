@@ -94,6 +94,11 @@ finally:
             "toy-landscape: `optimizers` has an unknown optimizer 'same-layers'; the nearest is 'same-layer'.\n",
         ),
         (
+            ("run", "lm-lstm", "--optimizers", "paper-clp"),
+            2,
+            "lm-lstm: `optimizers` has an unknown optimizer 'paper-clp'; the nearest is 'paper-clip'.\n",
+        ),
+        (
             ("run", "terms", "--optimizers", "b52", "--arm", "b25=block-adam,block_size=25"),
             2,
             "terms: `optimizers` has an unknown optimizer 'b52'; the nearest is 'b25'.\n",

@@ -71,7 +71,7 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("content", ['{"epoch": 1}\n{oops\n', "[]\n", "{}\n", "", None])
 def test_a_run_whose_record_is_damaged_does_not_count(tmp_path: Path, name: str, content: str | None) -> None:
     write_experiment(tmp_path)
-    run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[1.0, 2.0]), arrays={"weights": np.ones(3)})
+    run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[1.0, 2.0]), arrays={"picture": np.ones(3)})
     write_run(tmp_path, "adam", "", 1, rows_of(loss=[3.0, 4.0]))
     assert read(tmp_path, experiment()).finished == 2
     if content is None:

@@ -326,8 +326,15 @@ NINE, COARSE, FINE = {"lr": [1e-3, 1.0, 9]}, {"lr": [1e-3, 1.0, 3], "eps": [1e-8
         (
             [NINE, COARSE],
             [0, 0],
-            "Every optimizer tried 9 points, but not of the same grid: one that lacks a setting tried more learning "
-            "rates between the same ends. The seeds",
+            "Every optimizer tried 9 points: one that lacks a setting tried more learning rates between the same ends. "
+            "The seeds",
+            ["9", "9"],
+        ),
+        (
+            [COARSE, {"lr": [1e-3, 1.0, 3], "beta2": [0.9, 0.99, 3]}],
+            [0, 0],
+            "Every optimizer tried 9 points: the same learning rates, with values of other settings that it has. "
+            "The seeds",
             ["9", "9"],
         ),
         ([NINE, FINE], [0, 0], "Every optimizer tried 9 points, but not of the same grid. The seeds", ["9", "9"]),

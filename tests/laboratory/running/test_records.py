@@ -150,7 +150,7 @@ def test_a_finished_run_whose_rows_are_others_is_not_finished(record: RunRecord,
 
 def finished_with_arrays(record: RunRecord) -> RunRecord:
     saved(record)
-    record.finish(Outcome({"accuracy": 90.0, "loss": float("nan")}, {"weights": np.arange(4.0)}), 0)
+    record.finish(Outcome({"accuracy": 90.0, "loss": float("nan")}, {"picture": np.arange(4.0)}), 0)
     return RunRecord(record.folder.parents[3], KEY)
 
 
@@ -214,6 +214,18 @@ def test_whatever_file_of_a_finished_run_is_damaged_it_begins_again(record: RunR
         assert troubles[0].startswith(f"{name} ")
     assert again.about == ABOUT
     assert again.rows() == []
+
+
+def test_weights_alone_may_be_left_behind_but_not_changed(record: RunRecord) -> None:
+    """`blockadapt pack` leaves them behind, and no report reads them."""
+    saved(record)
+    record.finish(Outcome({}, {"weights": np.arange(4.0)}), 0)
+    path = record.folder / "arrays.npz"
+    content = path.read_bytes()
+    path.write_bytes(content[:-3])
+    assert not record.finished
+    path.unlink()
+    assert record.finished
 
 
 def test_without_a_checkpoint_all_rows_go(record: RunRecord) -> None:
