@@ -290,7 +290,7 @@ def test_a_run_goes_on_from_what_is_whole_says_so_and_ends_the_same(
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "timing.jsonl", "result.json", "arrays.npz"])
 def test_a_finished_run_with_a_changed_file_does_not_count_and_is_done_again(tmp_path: Path, name: str) -> None:
-    job = begun(tmp_path, 2)
+    job = begun(tmp_path, 2, "lr.sgd=0.01")
     job(ignore)
     expected = outcome(tmp_path)
     path = job.record.folder / name
