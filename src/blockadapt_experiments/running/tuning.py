@@ -1,9 +1,10 @@
 """Find for each arm the best point of a grid, judged on validation data, never on test data.
 
 Every arm tries the same grid. Where other settings than the learning rate are tuned, an arm whose optimizer lacks one
-tries more learning rates between the same ends, so that all try as many points. A grid rather than a sampler
-that learns, because every arm then has the same chances, and because the outcome does not depend on the order in which
+tries more learning rates between the same ends, so that all try as many points. A grid rather than a sampler that
+learns, because every arm then has the same chances, and because the outcome does not depend on the order in which
 trials end: one process or ten machines find the same.
+
 Where the best point is at an edge, the arm tries the next one beyond it too, until the best is inside or the limit is
 reached, which is one for all arms. Of equal points the smaller learning rate of the grid wins, and a point beyond the
 grid only if it is better.

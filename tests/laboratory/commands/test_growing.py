@@ -59,7 +59,7 @@ def test_more_seeds_optimizers_and_arms_join_a_folder(command: Command, tmp_path
 
 REFUSED = {
     "epochs=2": "run: `epochs` must be 3 as in the runs in {}, got 2.",
-    "lr.sgd=0.5": "run: `lr.sgd` must be nothing as in the runs in {}, got 0.5.",
+    "lr.sgd=0.5": "run: `lr.sgd` must be 0.1 as in the runs in {}, got 0.5.",
     "arms.b4.block_size=5": "run: `arms.b4.block_size` must be 4 as in the runs in {}, got 5.",
     "optimizer.eps=1": "run: `optimizer.eps` must be 0.0001 as in the runs in {}, got 1.0.",
     "data=mnist": "run: `data` must be 'digits' as in the runs in {}, got 'mnist'.",
