@@ -158,9 +158,13 @@ def make_oracle(method: Method, options: Options, params: Sequence[Tensor]) -> D
     blocks, ranks = blocks_of(given.pop("grouping"), given.pop("block_size"), shapes)
     betas = given.pop("betas", (0.9, 0.999))
     betas = (given.pop("beta1", betas[0]), given.pop("alpha", betas[1]))
+    momentum = given.pop("momentum", None)
     clip: SpectrumClip | None = given.pop("clip", None)
     bounds = None if clip is None else (clip.final_lr, clip.gamma)
-    return DenseOracle(flat(params), blocks, method.kind, betas=betas, clip=bounds, ranks=ranks, **given)
+    oracle = DenseOracle(flat(params), blocks, method.kind, betas=betas, clip=bounds, ranks=ranks, **given)
+    if momentum is not None:  # takes the place of β₁, or gives the method one
+        oracle.beta1 = momentum
+    return oracle
 
 
 @dataclass

@@ -190,10 +190,11 @@ def state_bits(optimizer: BlockOptimizer) -> list[dict[str, tuple[Any, ...]]]:
 def everything(optimizer: BlockOptimizer) -> tuple[Any, ...]:
     """Parameters, state and options, to be compared before and after."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
+    state = state_bits(optimizer)  # first, because it also reads what a clip has measured
     options = [
         {name: repr(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups
     ]
-    return param_bits(params), state_bits(optimizer), options, len(optimizer.state)
+    return param_bits(params), state, options, len(optimizer.state)
 
 
 def grad_bits(params: Sequence[Tensor]) -> list[bytes | None]:

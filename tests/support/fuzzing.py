@@ -36,6 +36,7 @@ from torch.nn import Parameter
 
 from blockadapt import IndexGroups, NonFiniteGradientError, SpectrumClip
 from blockadapt.optimizers import BlockOptimizer
+from blockadapt.spectrum import Estimate
 from support.cases import METHODS, Options, blocks_of, flat, joined_gradients, make_oracle, mixed_index_groups
 from support.guards import Canaries, Pages, guard_
 from support.oracle import Array, DenseOracle, Shape
@@ -58,8 +59,15 @@ SHAPES: list[Shape] = [
 
 GROUPINGS = ["auto", "input", "output", "filter", "chunk", "tensor", "diagonal", "joint", "explicit"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-CLIPS = [None, SpectrumClip(0.05, 0.05), SpectrumClip(0.02, 2.0), SpectrumClip(0.1, 60.0)]
-"""The last closes at step 4."""
+CLIPS = [
+    None,
+    SpectrumClip(0.05, 0.05),
+    SpectrumClip(0.02, 2.0),
+    SpectrumClip(0.1, 60.0),
+    SpectrumClip("auto", 0.05),
+    SpectrumClip("auto", 60.0),
+]
+"""γ = 60 closes at step 4."""
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 5e-3}
 """Deviation of a step from the oracle's in units of its longest, by the statistics' dtype.
@@ -73,6 +81,7 @@ VALID: dict[str, list[Any]] = {
     "betas": [(0.9, 0.999), (0.0, 0.9), [0.5, 0.95]],
     "alpha": [0.99, 0.9],
     "beta1": [0.9, 0.0, 0.5],
+    "momentum": [None, 0.9, 0.0, 0.5],
     "beta1_decay": [1.0, 0.9],
     "eps": [1e-2, 0.3],
     "weight_decay": [0.0, 0.1],
@@ -88,6 +97,7 @@ INVALID: dict[str, list[Any]] = {
     "betas": [(1.5, 2), (0.9,), (0.9, math.nan), 0.9, None],
     "alpha": [1.0, -0.1, math.nan, "x"],
     "beta1": [1.0, -0.1, None],
+    "momentum": [1.0, -0.1, "x"],
     "beta1_decay": [0.0, 1.5, math.nan],
     "eps": [0.0, -1e-8, math.nan, None],
     "weight_decay": [-0.1, math.inf, "x"],
@@ -96,6 +106,8 @@ INVALID: dict[str, list[Any]] = {
     "refresh_every": [0, -1, 1.5, None],
     "maximize": ["up"],
     "on_nonfinite": ["typo", None],
+    "capturable": [True, None, "yes"],
+    "skipped_steps": ["x", None, -1],
     "clip": ["tight", 0.1],
     "block_size": [0, -3, 2.5, 5000, None],
     "grouping": ["typo", None, 3, IndexGroups([[0, 1], [1, 2]]), IndexGroups([[10**9]])],
@@ -128,6 +140,12 @@ class Group:
     params: list[Parameter]
     options: Options
     units: list[Unit] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    """What a clip has measured, of all units."""
+
+    def closes(self, clip: SpectrumClip | None, t: int) -> bool:
+        """Whether a clip has closed at step t. It cannot before it knows on what."""
+        return clip is not None and (clip.final_lr != "auto" or bool(self.ratios)) and is_closed(clip, t)
 
 
 class Training(RuleBasedStateMachine):
@@ -189,6 +207,8 @@ class Training(RuleBasedStateMachine):
     def _make_units(self, group: Group) -> None:
         spans = isinstance(group.options["grouping"], IndexGroups) or group.options["grouping"] == "joint"
         group.units = [self._unit(params, group.options) for params in self._together(group, spans)]
+        for unit in group.units:
+            unit.oracle.ratios, unit.oracle.measures = group.ratios, False
 
     @staticmethod
     def _together(group: Group, spans: bool) -> list[list[Parameter]]:
@@ -250,6 +270,7 @@ class Training(RuleBasedStateMachine):
         versions = [p._version for p in params]
         before, expected = {}, {}
         for group in self.groups:
+            moved = []
             for unit in group.units:
                 self._follow(unit)
                 start = unit.oracle.x.copy()
@@ -257,13 +278,16 @@ class Training(RuleBasedStateMachine):
                 if any(p.grad is not None for p in unit.params):
                     unit.oracle.step(g, present)
                     unit.t += 1
-                    clip = group.options["clip"]
-                    unit.freed |= clip is not None and is_closed(clip, unit.t)
+                    unit.freed |= group.closes(group.options["clip"], unit.t)
+                    moved.append(unit.oracle)
                 before[id(unit)], expected[id(unit)] = start, g
+            if moved:
+                moved[0].measure(sum(oracle.along for oracle in moved), sum(oracle.square for oracle in moved))
         self.optimizer.step((lambda: torch.tensor(1.5)) if closure else None)
-        for group in self.groups:
+        for position, group in enumerate(self.groups):
             for unit in group.units:
                 self._compare(group, unit, before[id(unit)], expected[id(unit)])
+            self._compare_measured(position)
         for param, version in zip(params, versions, strict=True):
             if param.grad is not None and param.numel():
                 assert param._version > version, "autograd does not notice the step"
@@ -277,6 +301,9 @@ class Training(RuleBasedStateMachine):
             values = flat([one for one in m if one is not None])
             for block in unit.oracle.blocks:
                 block.m = values[block.coordinates]
+        else:  # one that is kept from now on begins with zeros
+            for block in unit.oracle.blocks:
+                block.m = np.zeros(len(block.coordinates))
 
     def _compare(self, group: Group, unit: Unit, start: Array, g: Array) -> None:
         statistics = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -309,6 +336,17 @@ class Training(RuleBasedStateMachine):
             for block in unit.oracle.blocks:
                 close = 16 * torch.finfo(statistics).eps * (np.abs(m).max() + np.abs(g).max() + np.abs(start).max())
                 assert np.abs(m[block.coordinates] - block.m).max() <= close, "the first moment is another"
+
+    def _compare_measured(self, position: int) -> None:
+        """What a clip has measured is the oracle's, which then goes on from the library's."""
+        group = self.groups[position]
+        self.optimizer._estimates.read()
+        found = Estimate(*self.optimizer.param_groups[position]["estimate"])
+        assert found.steps == len(group.ratios), "a measurement is missing, or one too many"
+        if found.ratio is not None:
+            own = group.units[0].oracle.measured
+            assert abs(found.ratio / own - 1) <= max(unit.tolerance for unit in group.units), "it measured otherwise"
+            group.ratios[:] = [ratio * found.ratio / own for ratio in group.ratios]
 
     # Actions -------------------------------------------------------------------------------------------------------
 
@@ -364,7 +402,7 @@ class Training(RuleBasedStateMachine):
         if name not in group.options or (name == "refresh_every" and any(unit.starved for unit in group.units)):
             return
         self._tell("option", position, name, new)
-        if name == "clip" and any(unit.freed and not (new and is_closed(new, unit.t + 1)) for unit in group.units):
+        if name == "clip" and any(unit.freed and not group.closes(new, unit.t + 1) for unit in group.units):
             with self._offence("clip"), self._option(position, "clip", new):
                 self._refused(position)
             return
@@ -471,12 +509,27 @@ class Training(RuleBasedStateMachine):
         self._make_units(group)
         self._retune(group)
 
+    @rule(how=st.integers(0, 2))
+    def exchange_the_dict_of_states(self, how: int) -> None:
+        """For one that does not make entries by itself, with the same states or without any; or empty it."""
+        self._tell("states", how)
+        if how == 0:
+            self.optimizer.state = dict(self.optimizer.state)
+            return
+        if how == 1:
+            self.optimizer.state = {}
+        else:
+            self.optimizer.state.clear()
+        for group in self.groups:
+            self._make_units(group)
+            self._retune(group)
+
     # Offences ------------------------------------------------------------------------------------------------------
 
     @rule(which=index, name=st.sampled_from(sorted(INVALID)), value=index)
     def set_an_option_that_cannot_be(self, which: int, name: str, value: int) -> None:
         position = which % len(self.groups)
-        if name in self.groups[position].options:
+        if name in self.optimizer.param_groups[position]:
             new = INVALID[name][value % len(INVALID[name])]
             with self._offence(f"option {name}={new!r}"), self._option(position, name, new):
                 self._refused(position)
@@ -499,7 +552,39 @@ class Training(RuleBasedStateMachine):
             with self._data(param, torch.ones(shape), keep_grad=True):
                 self._refused(given=True)
 
-    @rule(which=index, name=index, how=st.integers(0, 3))
+    @rule(which=index, how=st.integers(0, 3))
+    def list_what_cannot_be(self, which: int, how: int) -> None:
+        """A parameter a second time, in its group or another; a whole group a second time; no parameter."""
+        groups = self.optimizer.param_groups
+        group = groups[which % len(groups)]
+        with self._offence(f"list {how}"):
+            kept = list(group["params"])
+            if how == 2:
+                groups.append(group)
+            else:
+                group["params"].append(["weight", self._param(which), None, self._params()[0]][how])
+            self._refused()
+            group["params"][:] = kept
+            del groups[len(self.groups) :]
+
+    @rule(which=index, estimate=st.sampled_from([None, "x", (1.0,), (math.nan, 1), (1.0, "x")]))
+    def spoil_what_a_clip_goes_by(self, which: int, estimate: Any) -> None:
+        position = which % len(self.groups)
+        clip = self.groups[position].options["clip"]
+        if clip is not None and clip.final_lr == "auto":
+            with self._offence(f"estimate {estimate}"), self._option(position, "estimate", estimate):
+                self._refused()
+
+    @rule(which=index, value=st.sampled_from([None, [], "state"]))
+    def keep_what_is_no_state(self, which: int, value: Any) -> None:
+        param = self._param(which)
+        if param in self.optimizer.state:
+            with self._offence(f"state {value!r}"):
+                kept, self.optimizer.state[param] = self.optimizer.state[param], value
+                self._refused()
+                self.optimizer.state[param] = kept
+
+    @rule(which=index, name=index, how=st.integers(0, 5))
     def spoil_the_state(self, which: int, name: int, how: int) -> None:
         state = self.optimizer.state.get(self._param(which), {})
         if not state:
@@ -514,6 +599,8 @@ class Training(RuleBasedStateMachine):
                 state[chosen] = torch.zeros(*value.shape, 2, dtype=value.dtype)
             elif how == 2:
                 state[chosen] = "foreign"
+            elif how >= 4:
+                state["step"] = torch.tensor(math.nan if how == 4 else 2.5)
             else:
                 state[chosen] = value.to_sparse() if value.ndim else None
             self._refused()
@@ -671,12 +758,13 @@ def is_closed(clip: SpectrumClip, t: int) -> bool:
 
 
 def bits_of_all(optimizer: BlockOptimizer) -> tuple[Any, ...]:
-    """`everything`, for a state that may hold what does not belong there."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    """`everything`, for lists and states that may hold what does not belong there."""
+    optimizer._estimates.read()
+    params = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, Tensor)]
     states = [
         {
             name: (id(value), value.to_dense().tolist() if isinstance(value, Tensor) else value)
-            for name, value in held.items()
+            for name, value in (held.items() if isinstance(held, dict) else [("", held)])
         }
         for held in (optimizer.state.get(p, {}) for p in params)
     ]

@@ -132,7 +132,8 @@ class DenseOracle:
     """One param group, one dense matrix per block.
 
     Every option but the blocks may be assigned between steps and counts from the next step on. What a step has no use
-    for under its options is forgotten: Σ̂ without AMSGrad, U without `refresh_every`.
+    for under its options is forgotten: Σ̂ without AMSGrad, U without `refresh_every`. Oracles that make up one group
+    share `ratios`, and have `measures` off: whoever steps them calls `measure` once for all.
 
     Args:
         x: Start, flat over the whole group.
@@ -176,6 +177,7 @@ class DenseOracle:
         self.lr = lr
         self.initial_lr = self.peak_lr = lr
         self.ratios: list[float] = []
+        self.measures = True
         self.beta1 = 0.0 if kind in ("rmsprop", "adagrad") else betas[0]
         self.beta2 = betas[1]
         self.averages = kind in ("adagrad", "adafom")
@@ -225,8 +227,15 @@ class DenseOracle:
                 self.x[block.coordinates] = self._step_block(block, x, g)
             else:
                 self.x[block.coordinates] = np.where(here, self._step_block(block, x, np.where(here, g, 0.0)), x)
-        if self.clip is not None and self.along > 0 and not (self.ratios and self._closes(len(self.ratios) + 1)):
-            self.ratios.append(self.along / self.square / self.lr)
+        if self.measures:
+            self.measure(self.along, self.square)
+
+    def measure(self, along: float, square: float) -> None:
+        """Take in what all blocks of a group have shown of α* in a step."""
+        if self.clip is None or self.clip[0] != "auto" or not along > 0:
+            return
+        if not (self.ratios and self._closes(len(self.ratios) + 1)):
+            self.ratios.append(along / square / self.lr)
 
     @property
     def target(self) -> float | None:
@@ -235,8 +244,13 @@ class DenseOracle:
         final_lr = self.clip[0]
         if not isinstance(final_lr, str):
             return final_lr * self.lr / self.peak_lr
+        return self.measured * self.lr if self.ratios else None
+
+    @property
+    def measured(self) -> float:
+        """α*/lr as it was measured."""
         weights = 0.999 ** np.arange(len(self.ratios))[::-1]
-        return float(weights @ self.ratios / weights.sum() * self.lr) if self.ratios else None
+        return float(weights @ self.ratios / weights.sum())
 
     def _closes(self, t: int) -> bool:
         """Whether all of the interval is within 1% at step t: λu/λl − 1."""

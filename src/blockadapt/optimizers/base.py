@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from threading import Lock
 from typing import Any, ClassVar
 
 import torch
@@ -18,8 +19,16 @@ from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.gradients import Gradients, are_usable, refuse, require_gradients
-from blockadapt.optimizers.options import require_capturable, require_cut, require_listed_once, require_options
-from blockadapt.optimizers.peak import peak_lr, raise_peak_
+from blockadapt.optimizers.options import (
+    require_capturable,
+    require_cut,
+    require_kept,
+    require_listed_once,
+    require_lists,
+    require_options,
+    require_params,
+)
+from blockadapt.optimizers.peak import peak_lr, set_peak_
 from blockadapt.optimizers.ranks import OwnShards, Ranks, SharedOut, Verdict
 from blockadapt.optimizers.standing import Standing
 from blockadapt.optimizers.step_state import StepState
@@ -28,7 +37,7 @@ from blockadapt.optimizers.unit import Group, Unit, Units, is_closed
 from blockadapt.optimizers.update import Update
 from blockadapt.spectrum import INVERSE_ROOT, Estimate, SpectralFunction, Spectrum, SpectrumClip, resolution_of
 from blockadapt.terms import Term, term_of
-from blockadapt.validation import require_lr
+from blockadapt.validation import Described, refusal, require, require_lr
 
 Closure = Callable[[], Any]
 
@@ -65,9 +74,12 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._more_kernels: list[Dispatcher] = []
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
         self._estimates = Estimates(owner)
-        self._units = Units(self._require_options_of, self._require_cut_of, self._ranks.share_out)
+        self._units = Units(
+            self._require_options_of, self._require_cut_of, partial(require_params, owner), self._ranks.share_out
+        )
         self._step_state = StepState(self)
         self._standing: dict[int, Standing] = {}
+        self._stepping = Lock()
         self._forget_twin(anew=True)
 
     def keeps_first_moment(self, group: Group) -> bool:
@@ -105,7 +117,7 @@ class BlockOptimizer(TracedStep, Optimizer):
 
         Raises:
             NonFiniteGradientError: A gradient is not finite, and the group has `on_nonfinite="raise"`.
-            RuntimeError: A gradient is sparse, or another process failed or was lost.
+            RuntimeError: A gradient is sparse, another thread is in a step, or another process failed or was lost.
             ValueError: An option, a gradient or the state is not what a step can take; the message says which.
         """
         if torch.compiler.is_compiling():
@@ -116,35 +128,71 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def take_step(self, closure: Closure | None = None) -> Any:
         """See `step`, without its hooks."""
+        loss = None
+        if closure is not None:
+            with self._alone(), self._told_to_others():
+                self.units()  # the processes are known from now on, also if the closure raises
+            with self._told_to_others(), torch.enable_grad():
+                loss = closure()
+        with self._alone():
+            self._move()
+        return loss
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads out: kernels work without Python's lock, in memory that is the optimizer's.
+
+        Yields:
+            Nothing, once.
+
+        Raises:
+            RuntimeError: A step is being taken already, by another thread or further up in this one.
+        """
+        if not self._stepping.acquire(blocking=False):
+            rule, found = "called again only when the last call has returned", Described("a call in the midst of one")
+            raise RuntimeError(refusal(type(self).__name__, "step", rule, found))
+        try:
+            yield
+        finally:
+            self._stepping.release()
+
+    @contextmanager
+    def _told_to_others(self) -> Iterator[None]:
+        """Tell the other processes of what is raised here, before anything is written: they wait for a verdict.
+
+        Yields:
+            Nothing, once.
+        """
         self._ranks.require_whole()
         try:
-            loss = None
-            if closure is not None:
-                self.units()  # the processes are known from now on, also if the closure raises
-                with torch.enable_grad():
-                    loss = closure()
-            updates = self._made_ready()
+            yield
         except BaseException as error:
             verdict = Verdict.NOT_FINITE if isinstance(error, NonFiniteGradientError) else Verdict.FAILED
             with suppress(RuntimeError):  # the others do not answer: there is a reason to raise as it is
                 self._ranks.agree(verdict)
             raise
+
+    def _move(self) -> None:
+        """Make a step ready and, if all processes can, take it."""
+        with self._told_to_others():
+            updates = self._made_ready()
+            peaks = [*map(peak_lr, self.param_groups)]
         if self._ranks.agree(Verdict.SKIP if updates is None else Verdict.GO) is Verdict.SKIP:
             for group in self.param_groups:
                 group["skipped_steps"] += 1
-            return loss
+            return
         for bucket, update in enumerate(updates or ()):
             update.write_()
             self._ranks.publish(bucket)
-        self._estimates.add_up(self.param_groups)
+        self._estimates.note(self.param_groups)
         self._ranks.finish_()
-        for group in self.param_groups:
-            raise_peak_(group)
-        return loss
+        for group, peak in zip(self.param_groups, peaks, strict=True):
+            set_peak_(group, peak)
 
     def _made_ready(self) -> list[Update] | None:
         """Make the step ready, one update for each bucket of units; None to skip it. Nothing changes yet."""
         units, gradients = self.units(), [Gradients.of(group) for group in self.param_groups]
+        self._estimates.add_up()  # a device does it while it is asked about its gradients
         if not self._are_usable(gradients):
             return None
         if not all(each.are_all for each in gradients):
@@ -205,10 +253,15 @@ class BlockOptimizer(TracedStep, Optimizer):
         return units
 
     def units(self) -> list[Unit]:
-        """Return its units of blocks. Options that were set since the last step are checked here."""
-        for group in self.param_groups:
-            require_lr(type(self).__name__, group["lr"])
+        """Return its units of blocks. What was set since the last step, options and state, is checked here."""
+        owner = type(self).__name__
+        kept = Described(type(self.state).__name__)
+        require(isinstance(self.state, dict), owner, "state", "a dict with that of each parameter", kept)
+        require_lists(owner, self.param_groups)
         units = self._units.of(self.param_groups)
+        for group in self.param_groups:
+            require_lr(owner, group["lr"])
+            require_kept(owner, group)
         self._ranks.warn()
         return units
 
@@ -397,5 +450,8 @@ class BlockOptimizer(TracedStep, Optimizer):
 
 def _mode_of(groups: Sequence[Group]) -> Any:
     """Give the mode of FakeTensors, which may not be the present one. Elsewhere nothing is entered."""
-    first = next((param for group in groups for param in group["params"]), None)
+    try:
+        first = next((param for group in groups for param in group["params"]), None)
+    except (KeyError, TypeError):  # no lists of parameters: the step itself says so
+        first = None
     return nullcontext() if first is None else getattr(first, "fake_mode", None) or nullcontext()

@@ -1,17 +1,18 @@
 """α* as param groups measure it: one estimate for each group whose clip is "auto".
 
 A step counts pᵀm̂ and m̂ᵀm̂ in tallies, one for each group and each set of processes that parameters are shared out over.
-When it is written, each tally is added up, over its processes too. The numbers are read only when someone wants to know
-them: so a GPU is waited for when the next step looks at its gradients, and not a second time at the end of this one.
+The next step begins with adding up each tally, because nothing that needs memory may follow a write. Only what several
+processes have counted is added up at once. The numbers are read when someone wants to know them: so a GPU is waited for
+when a step looks at its gradients, and not a second time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from blockadapt.kernels import Tally
 from blockadapt.optimizers.ranks import added_up
@@ -31,7 +32,7 @@ class Estimates:
         self._owner = owner
         self._tallies: dict[tuple[int, Any], Tally] = {}
         self._counted: dict[tuple[int, Any], Tally] = {}
-        self._unread: list[tuple[Group, float, Tensor]] = []
+        self._unread: list[tuple[Group, float, list[Any]]] = []  # tallies and pairs; one pair once they are added up
 
     def begin(self) -> None:
         """Begin a step: nothing is counted yet, and all that earlier steps counted is read."""
@@ -60,25 +61,32 @@ class Estimates:
         steps = Estimate.of(self._owner, group["estimate"]).steps
         return not steps or not clip.is_closed(steps + 1)
 
-    def add_up(self, groups: Sequence[Group]) -> None:
-        """Add up what the step that was just written has counted, in all processes.
+    def note(self, groups: Sequence[Group]) -> None:
+        """Note what the step that was just written has counted; other processes' counts are fetched.
 
         Raises:
             RuntimeError: Another process does not answer.
         """
-        totals: dict[int, Tensor] = {}
+        noted: dict[int, list[Any]] = {}
         for processes in dict.fromkeys(processes for _, processes in self._counted):
             indices = [index for index, others in self._counted if others is processes]
-            sums = torch.stack([self._counted[index, processes].total() for index in indices])
+            parts: Sequence[Any] = [self._counted[index, processes] for index in indices]
             if processes is not None:
-                sums = added_up(self._owner, sums, processes)
-            for index, pair in zip(indices, sums, strict=True):
-                totals[index] = totals[index] + pair if index in totals else pair
-        self._unread += [(groups[index], float(groups[index]["lr"]), pair) for index, pair in totals.items()]
+                parts = added_up(self._owner, torch.stack([part.total() for part in parts]), processes).unbind()
+            for index, part in zip(indices, parts, strict=True):
+                noted.setdefault(index, []).append(part)
+        self._unread += [(groups[index], float(groups[index]["lr"]), parts) for index, parts in noted.items()]
+
+    def add_up(self) -> None:
+        """Add up what was noted, without waiting for a device."""
+        for _, _, parts in self._unread:
+            parts[:] = [reduce(torch.add, (part.total() if isinstance(part, Tally) else part for part in parts))]
 
     def read(self) -> None:
-        """Take what was added up into the groups' estimates."""
-        for group, lr, pair in self._unread:
+        """Take what was noted into the groups' estimates."""
+        self.add_up()
+        while self._unread:
+            group, lr, (pair,) = self._unread[0]
             along, square = pair.tolist()
             group["estimate"] = tuple(Estimate.of(self._owner, group["estimate"]).with_step(along, square, lr))
-        self._unread.clear()
+            del self._unread[0]

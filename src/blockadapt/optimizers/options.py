@@ -19,6 +19,7 @@ from blockadapt.terms import term_of
 from blockadapt.validation import (
     Described,
     is_plain,
+    refusal,
     require,
     require_beta,
     require_bool,
@@ -35,17 +36,53 @@ _FAMILY_OPTIONS = ("betas", "alpha", "beta1", "momentum", "beta1_decay", "amsgra
 
 
 def require_listed_once(owner: str, param_group: Group) -> None:
-    """Raise at a parameter that a group lists twice: torch only warns, and its blocks would be moved twice."""
+    """Raise at a parameter that a new group lists twice: torch only warns."""
     params = param_group.get("params") if isinstance(param_group, dict) else None
     if isinstance(params, (Tensor, set)) or not isinstance(params, Iterable):
         return  # torch has its own words for these
     param_group["params"] = params = list(params)
+    bare = [entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry for entry in params]
+    _require_once(owner, [(f"entry {position}", param) for position, param in enumerate(bare)])
+
+
+def require_lists(owner: str, groups: Iterable[Any]) -> None:
+    """Raise unless every param group has a list of parameters; what that holds is looked at when it is cut.
+
+    Raises:
+        ValueError: One has none.
+    """
+    for index, group in enumerate(groups):
+        params = group.get("params") if isinstance(group, dict) else None
+        if not isinstance(params, (list, tuple)):
+            value = Described(f"{type(params).__name__} in group {index}")
+            raise ValueError(refusal(owner, "params", "a list in every param group", value))
+
+
+def require_params(owner: str, groups: Iterable[Group]) -> None:
+    """Raise unless what these groups list are tensors, and no two of them the same."""
+    places = [
+        (f"entry {i} of group {index}", p) for index, group in enumerate(groups) for i, p in enumerate(group["params"])
+    ]
+    for where, param in places:
+        value = Described(f"{type(param).__name__} as {where}")
+        require(isinstance(param, Tensor), owner, "params", "tensors", value)
+    _require_once(owner, places)
+
+
+def _require_once(owner: str, places: Iterable[tuple[str, Any]]) -> None:
+    """Raise at a parameter that is listed in a second place: its blocks would be moved twice."""
     listed: set[int] = set()
-    for position, entry in enumerate(params):
-        param = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
-        value = Described(f"entry {position} a second time")
+    for where, param in places:
+        value = Described(f"{where} a second time")
         require(id(param) not in listed, owner, "params", "each parameter once", value)
         listed.add(id(param))
+
+
+def require_kept(owner: str, group: Group) -> None:
+    """Raise unless what steps themselves keep in a group is theirs: they change it, so it is looked at each time."""
+    require_integer(owner, "skipped_steps", group["skipped_steps"], least=0)
+    if group["clip"] is not None and group["clip"].final_lr == "auto":
+        Estimate.of(owner, group["estimate"])
 
 
 def require_options(owner: str, defaults: Mapping[str, Any], group: Group) -> None:

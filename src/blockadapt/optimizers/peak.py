@@ -27,9 +27,8 @@ def peak_lr(group: Group) -> Any:
     return lr.clone() if isinstance(lr, Tensor) else lr
 
 
-def raise_peak_(group: Group) -> None:
+def set_peak_(group: Group, peak: Any) -> None:
     """Remember the largest lr; in place where it lies on a device, so that a captured step does it too."""
-    peak = peak_lr(group)
     if isinstance(peak, Tensor) and isinstance(group["peak_lr"], Tensor) and not is_on_host(peak):
         group["peak_lr"].copy_(peak)
     else:

@@ -87,7 +87,8 @@ class Standing:
             counts = [*map(Tensor.item, self._counters)]
         except RuntimeError:  # no longer one number
             return None
-        return None if min(counts, default=0) < 0 else counts  # type: ignore[return-value]
+        are_counts = {*map(type, counts)} <= {int} and min(counts, default=0) >= 0
+        return counts if are_counts else None  # type: ignore[return-value]
 
     def kinds(self, steps: Sequence[int]) -> dict[tuple[Any, int], Kind]:
         """Give the kinds of units after so many steps, by what tells them apart here."""

@@ -5,14 +5,22 @@ Nothing is put in place before the step succeeds: what is new or converted waits
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from blockadapt.moments import statistics_dtype
-from blockadapt.optimizers.storage import State, all_in_form, block_state_names, counter_device, shapes_of, steps_taken
+from blockadapt.optimizers.storage import (
+    State,
+    all_in_form,
+    are_whole,
+    block_state_names,
+    counter_device,
+    shapes_of,
+    steps_taken,
+)
 from blockadapt.optimizers.unit import Group, Known, Unit, describe, is_closed
 from blockadapt.optimizers.update import Update
 from blockadapt.validation import Described, has_numbers, is_plain, refusal, require
@@ -27,8 +35,8 @@ class Keeps(Protocol):
     averages_gradient: ClassVar[bool]
 
     @property
-    def state(self) -> Mapping[Tensor, State]:
-        """Hold the state of each parameter; one that has none yet gets an empty one when it is asked for."""
+    def state(self) -> MutableMapping[Tensor, Any]:
+        """Hold the state of each parameter that has one; a user may have put anything there."""
 
     def keeps_first_moment(self, group: Group) -> bool:
         """Whether a group has a first moment."""
@@ -47,7 +55,14 @@ class StepState:
 
     def held(self, unit: Unit) -> list[State]:
         """Return the state of each parameter of a unit as it is; an empty one where there is none yet."""
-        return [self._optimizer.state.get(param, {}) for param in unit.params]
+        return [self._held(unit, param) for param in unit.params]
+
+    def _held(self, unit: Unit, param: Tensor) -> State:
+        held = self._optimizer.state.get(param, {})
+        if not isinstance(held, dict):
+            rule = f"a dict of tensors (for {_describe(unit, param)})"
+            raise ValueError(refusal(self._owner, "state", rule, Described(type(held).__name__)))
+        return held
 
     def kept(self, group: Group, step: int) -> list[str]:
         """Name the statistics that are kept after this step: those of blocks, and the first moment."""
@@ -88,7 +103,7 @@ class StepState:
             rule = f"False where parameters are not on one of {', '.join(CAPTURABLE)} (for {whose})"
             fits = param.device.type in CAPTURABLE
             require(fits, owner, "capturable", rule, Described(f"True for {param.device.type}"))
-        held = self._optimizer.state.get(param, {})
+        held = self._held(unit, param)
         shapes = shapes_of(unit.shape(param), unit.cut if param is unit.owner else None)
         fitted = all_in_form(owner, whose, held, shapes, param, unit.cut, unit.group["capturable"])
         averages = self._optimizer.keeps_first_moment(unit.group)
@@ -100,7 +115,7 @@ class StepState:
             del fitted[name]
 
         def keep() -> None:
-            state = self._optimizer.state[param]
+            state = self._optimizer.state.setdefault(param, {})
             state.clear()
             state.update(fitted)
 
@@ -138,7 +153,7 @@ class StepState:
         count = self._count(unit)
         if count is None:
             return 0
-        if _is_count(count) and (steps := int(count)) >= 0:
+        if _is_count(count) and are_whole(count) and (steps := int(count)) >= 0:
             return steps
         raise ValueError(self._no_count(unit, count))
 
@@ -157,7 +172,7 @@ class StepState:
         raise ValueError(self._no_count(unit, count))
 
     def _count(self, unit: Unit) -> Any:
-        return self._optimizer.state.get(unit.owner, {}).get("step")
+        return self._held(unit, unit.owner).get("step")
 
     def _no_count(self, unit: Unit, count: object) -> str:
         return refusal(self._owner, "step", f"a count of steps (in the state of {_describe(unit, unit.owner)})", count)
@@ -184,4 +199,4 @@ def _describe(unit: Unit, param: Tensor) -> str:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, Tensor) and is_plain(value) and value.numel() == 1
+    return isinstance(value, Tensor) and is_plain(value) and value.numel() == 1 and not value.is_complex()

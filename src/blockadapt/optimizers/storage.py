@@ -83,6 +83,13 @@ def counter_device(param: Tensor, capturable: bool) -> torch.device:
     return param.device if capturable else torch.device("cpu")
 
 
+def are_whole(counts: Tensor) -> bool:
+    """Tell whether all numbers of a tensor are counts that int64 holds, and none is lost by a cast to it."""
+    if not counts.is_floating_point() or not has_numbers(counts):
+        return True
+    return bool((counts.abs() < 2.0**63).all()) and counts.equal(counts.trunc())
+
+
 def in_form(
     owner: str, whose: str, name: str, value: Any, shape: Shape, param: Tensor, capturable: bool = False
 ) -> Tensor:
@@ -92,7 +99,7 @@ def in_form(
     of steps on its `counter_device`.
 
     Raises:
-        ValueError: It is no tensor of this shape, or not of real numbers.
+        ValueError: It is no tensor of this shape, or not of real numbers, or a count that is not whole.
     """
     rule = f"a plain tensor of shape {shape} (in the state of {whose})"
     if not isinstance(value, Tensor) or not is_plain(value) or tuple(value.shape) != shape:
@@ -102,6 +109,8 @@ def in_form(
         raise ValueError(refusal(owner, name, f"of real numbers (in the state of {whose})", value.dtype))
     dtype, device = statistics_dtype(param), param.device
     if name in COUNTS:
+        if not are_whole(value):
+            raise ValueError(refusal(owner, name, f"of whole numbers (in the state of {whose})", value.tolist()))
         dtype, device = torch.int64, counter_device(param, capturable and name == "step")
     if not has_numbers(value) and has_numbers(param):
         raise ValueError(refusal(owner, name, f"one with numbers (in the state of {whose})", value.device))

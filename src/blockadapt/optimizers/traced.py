@@ -203,7 +203,7 @@ class TracedStep:
             kept += self.state[param].values()
 
     def step_given(
-        self,
+        self: Any,
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
         kept: Sequence[Tensor],
@@ -212,10 +212,11 @@ class TracedStep:
         moved: Sequence[int],
     ) -> None:
         """Do what `step_` promises."""
-        twin = self._twin
-        if twin is None or not twin.fits(params, kept, positions):
-            twin = self._twin = Twin(self, params, kept, positions)
-        twin.step(self, grads, lrs, moved)
+        with self._alone():
+            twin = self._twin
+            if twin is None or not twin.fits(params, kept, positions):
+                twin = self._twin = Twin(self, params, kept, positions)
+            twin.step(self, grads, lrs, moved)
 
     def alike(self: Any, param_groups: list[Group], state: Any) -> Any:
         """Make an optimizer as this one, with other param groups and another state."""

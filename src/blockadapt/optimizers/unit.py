@@ -240,8 +240,9 @@ def is_closed(group: Group, step: Term) -> bool:
 
 def describe(group: Group, index: int, position: int) -> str:
     """Call a parameter as messages do."""
-    if "param_names" in group:
-        return repr(group["param_names"][position])
+    names = group.get("param_names") or ()
+    if position < len(names):  # a parameter that was put into the list later has none
+        return repr(names[position])
     return f"parameter {position} of group {index} (shape {tuple(group['params'][position].shape)})"
 
 
@@ -251,6 +252,7 @@ class Units:
     Args:
         require_options: Raises unless a group's options are valid by themselves.
         require_cut: Raises unless a group's parameters can be cut as its options say.
+        require_params: Raises unless what all groups list can be cut at all, and none of it twice.
         share_out: Says of units what of them lies in this process, given all units as they were last.
     """
 
@@ -258,10 +260,12 @@ class Units:
         self,
         require_options: Callable[[Group], None],
         require_cut: Callable[[Group], None],
+        require_params: Callable[[Sequence[Group]], None],
         share_out: Callable[[Sequence[Unit], Sequence[Unit]], None],
     ) -> None:
         self._require_options = require_options
         self._require_cut = require_cut
+        self._require_params = require_params
         self._share_out = share_out
         self._known: list[_Group] = []
 
@@ -272,10 +276,13 @@ class Units:
             ValueError: An option that was set since is not valid, or does not fit the group's parameters.
         """
         before = [*self._known, *[_Group()] * len(groups)]
-        known = [self._group(index, group, before[index]) for index, group in enumerate(groups)]
-        new = [now for now, then in zip(known, before, strict=False) if now.units is not then.units]
-        if new:
-            self._share_out(_units(new), _units(before))
+        known = [self._with_options(group, before[index]) for index, group in enumerate(groups)]
+        others = [index for index, group in enumerate(groups) if not known[index].is_cut(group)]
+        if others:
+            self._require_params(groups)
+            for index in others:
+                known[index] = self._cut(index, groups[index], known[index])
+            self._share_out(_units([known[index] for index in others]), _units(before))
         self._known = known
         return _units(known)
 
@@ -285,15 +292,16 @@ class Units:
         self._share_out(units, _units(self._known))
         return units
 
-    def _group(self, index: int, group: Group, known: _Group) -> _Group:
+    def _with_options(self, group: Group, known: _Group) -> _Group:
         options = _options(group)
         if not _are_equal(known.options, options):
             self._require_options(group)
-        params, cutting = group["params"], _cutting(group)
-        if _are_equal(known.cutting, cutting) and all(map(eq, map(Tensor.size, params), known.shapes)):
-            return known._replace(options=options)
+        return known._replace(options=options)
+
+    def _cut(self, index: int, group: Group, known: _Group) -> _Group:
         self._require_cut(group)
-        return _Group(options, cutting, [param.shape for param in params], list(units_of(group, index)))
+        units = list(units_of(group, index))
+        return known._replace(cutting=_cutting(group), shapes=[param.shape for param in group["params"]], units=units)
 
 
 class _Group(NamedTuple):
@@ -303,6 +311,11 @@ class _Group(NamedTuple):
     cutting: list[Any] | None = None
     shapes: Sequence[tuple[int, ...]] = ()
     units: Sequence[Unit] = ()
+
+    def is_cut(self, group: Group) -> bool:
+        """Whether nothing has changed since of what decides how it is cut."""
+        as_before = _are_equal(self.cutting, _cutting(group))
+        return as_before and all(map(eq, map(Tensor.size, group["params"]), self.shapes))
 
 
 def _units(groups: Sequence[_Group]) -> list[Unit]:

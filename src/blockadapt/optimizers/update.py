@@ -53,7 +53,7 @@ class Update:
     moved: list[Tensor] = field(default_factory=list)
     finish: list[Callable[[], object]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    descents: list[list[Tensor]] = field(default_factory=list)
+    moves: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
 
     def add(self, segment: Segment) -> None:
         """Put a segment into the batch of its size."""
@@ -162,14 +162,16 @@ class Update:
         batches: dict[Batch, Sequence[Segment]] = {**self.standing}
         batches |= {batch: [*self.standing.get(batch, ()), *segments] for batch, segments in self.batches.items()}
         self.changes = kernels.prepare(batches)
-        self.descents = [_descent(scaled, coefficients) for coefficients, scaled in self.scaled.items()]
+        for coefficients, scaled in self.scaled.items():
+            gs = _descent(scaled, coefficients)
+            self.moves.append((gs, _scaled_on_device(scaled._replace(gs=gs), coefficients)))
 
     def write_(self) -> None:
         """Do the step that was made ready."""
         for change in self.changes:
             change.write_()
-        for (coefficients, scaled), gs in zip(self.scaled.items(), self.descents, strict=True):
-            _scaled_step_(scaled._replace(gs=gs), coefficients)
+        for (coefficients, scaled), (gs, moves) in zip(self.scaled.items(), self.moves, strict=True):
+            _scaled_step_(scaled._replace(gs=gs), coefficients, moves)
         if self.counters:
             torch._foreach_add_(self.counters, 1)
         for action in self.finish:
@@ -199,14 +201,26 @@ def _descent(scaled: Scaled, coefficients: Coefficients) -> list[Tensor]:
     return gs
 
 
-def _scaled_step_(scaled: Scaled, coefficients: Coefficients) -> None:
-    """Take x ← shrink · x − α* m for many parameters at once; the clip's interval has closed on α* = spectrum.upper."""
+def _scaled_on_device(scaled: Scaled, coefficients: Coefficients) -> list[Tensor]:
+    """Compute α* m, with m as it will be, where only the device knows α*: torch has no way to do it in place."""
+    (_, gs, ms), (_, first, _, spectrum) = scaled, coefficients
+    if not isinstance(spectrum.upper, Tensor):
+        return []
+    ms = list(torch._foreach_lerp(ms, gs, 1 - float(first.beta))) if ms else gs
+    return list(torch._foreach_mul(ms, spectrum.upper))
+
+
+def _scaled_step_(scaled: Scaled, coefficients: Coefficients, moves: list[Tensor]) -> None:
+    """Take x ← shrink · x − α* m for many parameters at once; the clip's interval has closed on α* = spectrum.upper.
+
+    `moves` are α* m where they are known already.
+    """
     (xs, gs, ms), (descent, first, _, spectrum) = scaled, coefficients
     if ms:
         torch._foreach_lerp_(ms, gs, 1 - float(first.beta))
-    if isinstance(spectrum.upper, Tensor):  # an lr that only the device knows
+    if isinstance(spectrum.upper, Tensor):
         torch._foreach_mul_(xs, descent.shrink)
-        torch._foreach_sub_(xs, torch._foreach_mul(ms or gs, spectrum.upper))
+        torch._foreach_sub_(xs, moves)
         return
     if descent.shrink != 1:
         torch._foreach_mul_(xs, descent.shrink)

@@ -17,7 +17,7 @@ from blockadapt import BlockAdam, SpectrumClip
 from blockadapt.kernels import Batch, Change, Segment
 from blockadapt.kernels.eigh import EighKernel
 from blockadapt.moments import unpack
-from blockadapt.optimizers.peak import peak_lr, raise_peak_
+from blockadapt.optimizers.peak import peak_lr, set_peak_
 from blockadapt.optimizers.unit import Group
 from blockadapt.spectrum import Estimate
 from support import ranks_errands
@@ -348,6 +348,6 @@ def test_the_largest_lr_is_found_and_kept_on_the_device_of_either(lr: Any, peak:
     group = {"lr": lr, "peak_lr": peak}
     found = peak_lr(group)
     assert (found.device.type, found.dtype) == ("meta", torch.float64)
-    raise_peak_(group)
+    set_peak_(group, peak_lr(group))
     assert (group["peak_lr"] is peak) == isinstance(peak, torch.Tensor)  # where a captured step will look for it
     assert group["peak_lr"].device.type == "meta"

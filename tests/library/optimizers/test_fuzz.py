@@ -76,7 +76,11 @@ for count in (1, 5, 1024, 3000):
 
 @needs_pages
 def test_a_touch_of_a_guard_page_ends_the_process() -> None:
-    for line in child("-c", TOUCHES).stdout.splitlines():
+    run = child("-c", TOUCHES)
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert len(lines) == 4 * 4, run.stdout
+    for line in lines:
         count, name, code = line.split()
         assert (int(code) == 0) == (name == "inside"), f"{count} numbers, {name}: exit {code}"
 

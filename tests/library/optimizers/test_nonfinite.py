@@ -13,8 +13,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from blockadapt import BlockAdagrad, BlockAdam, BlockRMSprop, IndexGroups, NonFiniteGradientError
-from blockadapt.optimizers import BlockOptimizer
+from blockadapt import (
+    BlockAdagrad,
+    BlockAdam,
+    BlockAdamW,
+    BlockRMSprop,
+    IndexGroups,
+    NonFiniteGradientError,
+    SpectrumClip,
+    terms,
+)
+from blockadapt.optimizers import BlockOptimizer, peak
 from support.contract_cases import (
     CASES,
     CLASSES,
@@ -389,17 +398,37 @@ def step_without_memory(optimizer: BlockOptimizer, at: int) -> str | None:
         [{}, CLOSED_GROUP, {**CLOSED_GROUP, "lr": 0.1}],
         [{"amsgrad": True, "refresh_every": 2}, {"grouping": "joint", "weight_decay": 0.1}],
         [{"grouping": IndexGroups([[1, 0, 3], [2, 4], range(5, 12)])}, {"grouping": "joint", "clip": CLOSING}],
+        [{"clip": SpectrumClip("auto", 0.05)}, {"clip": SpectrumClip("auto", 80.0), "grouping": "joint"}],
+        [{"lr": torch.tensor(0.1)}, {**CLOSED_GROUP, "lr": torch.tensor(0.1)}],
     ],
-    ids=["open and closed", "kept bases", "spanning"],
+    ids=["open and closed", "kept bases", "spanning", "measuring", "lr in a tensor"],
 )
 def test_running_out_of_memory_anywhere_leaves_no_trace(options: list[dict[str, Any]], good_steps: int) -> None:
+    run_out_of_memory(BlockAdam, options, good_steps)
+
+
+@pytest.mark.parametrize("cls", [BlockAdam, BlockAdamW, BlockRMSprop])
+def test_running_out_of_memory_leaves_no_trace_where_only_the_device_knows_lr(
+    cls: type[BlockOptimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU stands for the device: nobody reads what lies in its tensors."""
+    for module in (terms, peak):
+        monkeypatch.setattr(module, "is_on_host", lambda tensor: False)
+    given = {"lr": torch.tensor(0.1), "weight_decay": 0.1}
+    run_out_of_memory(cls, [{**given, "clip": CLOSING}, {**given, "clip": OPEN}], STEPS_TO_CLOSE)
+
+
+def run_out_of_memory(cls: type[BlockOptimizer], options: list[dict[str, Any]], good_steps: int) -> None:
+    """After so many steps, and with an lr that has risen since, let each new tensor of a step be the one too many."""
     hit, spared = ([[*parameters((3, 2)), *parameters((6,), dtype=torch.bfloat16)] for _ in options] for _ in range(2))
     optimizers = [
-        BlockAdam([{"params": p, **o} for p, o in zip(groups, options, strict=True)], block_size=3, backend="eigh")
+        cls([{"params": p, **o} for p, o in zip(groups, options, strict=True)], block_size=3, backend="eigh")
         for groups in (hit, spared)
     ]
     for optimizer in optimizers:
         run(optimizer, range(1, good_steps + 1))
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * 2
         give_gradients_((p for group in optimizer.param_groups for p in group["params"]), good_steps + 1)
     before = everything(optimizers[0])
     at = 1

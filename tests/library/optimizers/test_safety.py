@@ -242,14 +242,21 @@ SPOILED: dict[str, Any] = {
     "complex": lambda state: state.update(exp_avg=torch.zeros(4, 4, dtype=torch.complex64)),
     "subclass": lambda state: state.update(exp_avg=TwoTensor(torch.ones(4, 4), torch.ones(4, 4))),
     "a negative step": lambda state: state.update(step=torch.tensor(-3)),
+    "a step that is no number": lambda state: state.update(step=torch.tensor(torch.nan)),
+    "an infinite step": lambda state: state.update(step=torch.tensor(torch.inf)),
+    "a step beyond int64": lambda state: state.update(step=torch.tensor(1e19)),
+    "half a step": lambda state: state.update(step=torch.tensor(2.5)),
+    "an imaginary step": lambda state: state.update(step=torch.tensor(2j)),
 }
 
 
 @each_backend
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED.keys())
-def test_a_spoiled_state_is_refused(spoil: Callable[[dict[str, Any]], object], backend: str) -> None:
+@pytest.mark.parametrize("grouping", ["auto", "joint"])
+def test_a_spoiled_state_is_refused(spoil: Callable[[dict[str, Any]], object], grouping: str, backend: str) -> None:
     weight, bias = parameter(4, 4), parameter(3)
-    optimizer = BlockAdam([bias, weight], block_size=3, backend=backend)
+    params = [bias, weight] if grouping == "auto" else [weight, bias]  # the first keeps what spanning blocks keep
+    optimizer = BlockAdam(params, block_size=3, grouping=grouping, backend=backend)
     run(optimizer, [1, 2])
     spoil(optimizer.state[weight])
     before, kept = param_bits([weight, bias]), dict(optimizer.state[weight])
@@ -260,6 +267,184 @@ def test_a_spoiled_state_is_refused(spoil: Callable[[dict[str, Any]], object], b
     assert param_bits([weight, bias]) == before
     assert {name: id(value) for name, value in optimizer.state[weight].items()} == {n: id(v) for n, v in kept.items()}
     assert [int(optimizer.state[bias]["step"])] == counts
+
+
+@pytest.mark.parametrize("step", [torch.nan, 2.5])
+def test_the_counter_of_a_parameter_that_shares_blocks_is_looked_at_too(step: float) -> None:
+    weight, bias = parameter(4, 4), parameter(3)
+    optimizer = BlockAdam([weight, bias], grouping="joint")
+    run(optimizer, [1])
+    optimizer.state[bias]["step"] = torch.tensor(step)
+    give_gradients_([weight, bias], 2)
+    refuses(optimizer, f"`step` must be of whole numbers .*, got {step}")
+
+
+@pytest.mark.parametrize("step", [torch.nan, 2.5])
+def test_a_saved_counter_that_is_not_whole_is_refused(step: float) -> None:
+    weight = parameter(4, 4)
+    optimizer = BlockAdam([weight])
+    run(optimizer, [1, 2])
+    before, saved = everything(optimizer), optimizer.state_dict()
+    saved["state"][0]["step"] = torch.tensor(step)
+    with pytest.raises(ValueError, match=r"^BlockAdam.load_state_dict: `step` must be of whole numbers"):
+        optimizer.load_state_dict(saved)
+    assert everything(optimizer) == before
+
+
+def test_a_counter_whose_data_were_replaced_is_looked_at_again() -> None:
+    weight = parameter(4, 4)
+    optimizer = BlockAdam([weight])
+    run(optimizer, [1, 2])
+    optimizer.state[weight]["step"].data = torch.tensor(2.5)
+    give_gradients_([weight], 3)
+    refuses(optimizer, "`step` must be a count of steps")
+
+
+@each_backend
+@pytest.mark.parametrize("grouping", ["auto", "joint"])
+@pytest.mark.parametrize("whole", [{}, None], ids=["empty", "cleared"])
+def test_a_state_that_was_thrown_away_begins_anew(whole: dict[Tensor, Any] | None, grouping: str, backend: str) -> None:
+    """Also in a dict that does not make entries by itself, as torch's does."""
+    params, twins = [parameter(4, 4), parameter(3)], [parameter(4, 4), parameter(3)]
+    optimizer = BlockAdam(params, grouping=grouping, backend=backend)
+    run(optimizer, [1, 2])
+    with torch.no_grad():
+        for param, twin in zip(params, twins, strict=True):
+            twin.copy_(param)
+    fresh = BlockAdam(twins, grouping=grouping, backend=backend)
+    if whole is None:
+        optimizer.state.clear()
+    else:
+        optimizer.state = dict(whole)
+    for each in (optimizer, fresh):
+        run(each, [3, 4, 5])
+    assert everything(optimizer) == everything(fresh)
+
+
+@each_backend
+def test_a_state_in_another_dict_goes_on(backend: str) -> None:
+    weight, twin = parameter(4, 4), parameter(4, 4)
+    optimizer, untouched = BlockAdam([weight], backend=backend), BlockAdam([twin], backend=backend)
+    for each in (optimizer, untouched):
+        run(each, [1, 2])
+    optimizer.state = {param: dict(state) for param, state in optimizer.state.items()}
+    for each in (optimizer, untouched):
+        run(each, [3, 4])
+    assert everything(optimizer) == everything(untouched)
+
+
+@pytest.mark.parametrize("grouping", ["auto", "joint"])
+@pytest.mark.parametrize("value", [None, [], "state", torch.zeros(3)], ids=repr)
+def test_a_state_that_is_no_dict_is_refused(value: object, grouping: str) -> None:
+    weight, bias = parameter(4, 4), parameter(3)
+    optimizer = BlockAdam([weight, bias], grouping=grouping)
+    run(optimizer, [1, 2])
+    give_gradients_([weight, bias], 3)
+    before = param_bits([weight, bias])
+    whole, optimizer.state[bias] = optimizer.state[bias], value  # type: ignore[assignment]
+    rule = rf"^BlockAdam: `state` must be a dict of tensors \(for parameter 1 .*, got {type(value).__name__}"
+    with pytest.raises(ValueError, match=rule):
+        optimizer.step()
+    assert param_bits([weight, bias]) == before
+    optimizer.state[bias] = whole
+    whole_of_all, optimizer.state = optimizer.state, value  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"^BlockAdam: `state` must be a dict with that of each parameter"):
+        optimizer.step()
+    assert param_bits([weight, bias]) == before
+    optimizer.state = whole_of_all
+    optimizer.step()
+
+
+LISTED: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
+    "again in its group": (
+        lambda groups: groups[0]["params"].append(groups[0]["params"][0]),
+        "`params` must be each parameter once, got entry 1 of group 0 a second time",
+    ),
+    "again in another group": (
+        lambda groups: groups[0]["params"].append(groups[1]["params"][0]),
+        "`params` must be each parameter once, got entry 0 of group 1 a second time",
+    ),
+    "a group again": (lambda groups: groups.append(groups[0]), "got entry 0 of group 2 a second time"),
+    "a copy of a group": (lambda groups: groups.append(dict(groups[0])), "got entry 0 of group 2 a second time"),
+    "a name": (
+        lambda groups: groups[1]["params"].append("weight"),
+        "`params` must be tensors, got str as entry 1 of group 1",
+    ),
+    "nothing": (lambda groups: groups[1]["params"].append(None), "got NoneType as entry 1 of group 1"),
+    "no list": (
+        lambda groups: groups[1].update(params=groups[1]["params"][0]),
+        "`params` must be a list in every param group, got Parameter in group 1",
+    ),
+    "no params": (lambda groups: groups[1].pop("params"), "`params` must be a list in .*, got NoneType in group 1"),
+    "no group": (lambda groups: groups.append("mine"), "`params` must be a list in .*, got NoneType in group 2"),
+}
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("how", LISTED)
+def test_parameters_that_are_listed_wrongly_later_are_refused(how: str, cls: type[BlockOptimizer]) -> None:
+    """Nothing is moved, not even once."""
+    change, message = LISTED[how]
+    weight, bias = parameter(4, 3), parameter(3)
+    optimizer = cls([{"params": [weight]}, {"params": [bias]}])
+    run(optimizer, [1, 2])
+    give_gradients_([weight, bias], 3)
+    before = param_bits([weight, bias])
+    change(optimizer.param_groups)
+    with pytest.raises(ValueError, match=rf"^{cls.__name__}: .*{message}"):
+        optimizer.step()
+    assert param_bits([weight, bias]) == before
+
+
+def test_a_parameter_that_was_listed_later_needs_no_name() -> None:
+    weight, bias = parameter(4, 3), parameter(3)
+    optimizer = BlockAdam([("weight", weight)])
+    optimizer.param_groups[0]["params"].append(bias)
+    give_gradients_([weight, bias], 1)
+    bias.grad = torch.zeros(3).to_sparse()
+    with pytest.raises(RuntimeError, match=r"^BlockAdam: `grad` must be dense \(for parameter 1 of group 0"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("estimate", [None, "x", (1.0,), (float("nan"), 1), (1.0, "x")], ids=repr)
+def test_an_estimate_that_is_none_is_refused_where_a_clip_goes_by_it(estimate: Any) -> None:
+    weight = parameter(4, 3)
+    optimizer = BlockAdam([weight], clip=SpectrumClip("auto", gamma=0.1))
+    run(optimizer, [1, 2])
+    optimizer.state_dict()  # it has been read
+    optimizer.param_groups[0]["estimate"] = estimate
+    give_gradients_([weight], 3)
+    refuses(optimizer, "`estimate` must be a pair of a finite number >= 0 and a count of steps")
+
+
+def test_an_estimate_that_is_none_keeps_no_other_from_being_read_once() -> None:
+    params, twins = [parameter(4, 3), parameter(3)], [parameter(4, 3), parameter(3)]
+    optimizer, untouched = (
+        BlockAdam([{"params": [param]} for param in some], clip=SpectrumClip("auto", gamma=0.1))
+        for some in (params, twins)
+    )
+    for each in (optimizer, untouched):
+        run(each, [1])
+    kept = optimizer.param_groups[1]["estimate"]
+    optimizer.param_groups[1]["estimate"] = None
+    for _ in range(2):
+        with pytest.raises(ValueError, match="`estimate` must be a pair"):
+            optimizer.state_dict()
+    optimizer.param_groups[1]["estimate"] = kept
+    assert everything(optimizer) == everything(untouched)
+
+
+@pytest.mark.parametrize("skipped", ["x", None, 1.5, -1])
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_count_of_skipped_steps_that_is_none_is_refused(skipped: Any, skips: bool) -> None:
+    weight, bias = parameter(4, 3), parameter(3)
+    optimizer = BlockAdam([{"params": [weight]}, {"params": [bias]}], on_nonfinite="skip")
+    run(optimizer, [1])
+    give_gradients_([weight, bias], 2)
+    if skips:
+        weight.grad = torch.full_like(weight, torch.nan)
+    optimizer.param_groups[1]["skipped_steps"] = skipped
+    refuses(optimizer, "`skipped_steps` must be an integer >= 0")
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -439,12 +624,13 @@ def test_a_cast_empty_parameter_does_not_stop_a_step_half_way() -> None:
     run(optimizer, [STEPS_TO_CLOSE + 2])
 
 
-def test_an_option_that_is_gone_is_told() -> None:
+@pytest.mark.parametrize("name", ["eps", "lr", "skipped_steps", "estimate"])
+def test_an_option_that_is_gone_is_told(name: str) -> None:
     weight = parameter(3)
     optimizer = BlockAdam([weight])
-    del optimizer.param_groups[0]["eps"]
+    del optimizer.param_groups[0][name]
     give_gradients_([weight], 1)
-    refuses(optimizer, "eps")
+    refuses(optimizer, name)
 
 
 @pytest.mark.parametrize(("name", "value"), [("refresh_every", 1.0), ("block_size", 10.0), ("amsgrad", 0)])

@@ -37,11 +37,10 @@ class NumbaKernel(Kernel):
         """See `Kernel.prepare`."""
         return NumbaChange([self._work_list(batch, together) for together in columns(segments)], segments)
 
-    def _work_list(self, batch: Batch, segments: Segments) -> Any:
+    def _work_list(self, batch: Batch, segments: Segments) -> tuple[Any, int]:
         """Fill in the work list of these segments; it is that of an earlier step if they lie where they lay."""
         work_list = self._work_lists.of(batch, segments, _work().NumbaWorkList)
-        work_list.fill_in_(segments)
-        return work_list
+        return work_list, work_list.fill_in_(segments)
 
     def decompose(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See `Kernel.decompose`; a kernel of its own does it, so that work lists of steps stay."""
@@ -50,18 +49,18 @@ class NumbaKernel(Kernel):
 
 @dataclass(frozen=True)
 class NumbaChange:
-    """Holds work lists that are ready to be carried out. What a write needs of memory and threads is theirs already.
+    """Holds work lists that are ready to be carried out, each with the step's number. What a write needs is theirs.
 
     The segments are held for their gradients: a work list has only their addresses.
     """
 
-    work_lists: list[Any]
+    work_lists: list[tuple[Any, int]]
     segments: Sequence[Segment]
 
     def write_(self) -> None:
         """See `Change.write_`."""
-        for work_list in self.work_lists:
-            work_list.carry_out_()
+        for work_list, number in self.work_lists:
+            work_list.carry_out_(number)
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import numba
@@ -23,14 +24,18 @@ from blockadapt.kernels.layout import TILE
 from blockadapt.kernels.segments import Segments
 from blockadapt.kernels.work_lists import WorkList
 from blockadapt.spectrum import InverseRoot, SpectralFunction
-from blockadapt.validation import refusal
+from blockadapt.validation import Described, refusal
 
 OWNER = "NumbaKernel"
 _REALS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class NumbaWorkList(WorkList):
-    """Holds all that the threads read."""
+    """Holds all that the threads read.
+
+    It has one scratch, and the addresses of one step's gradients. So only the last step that was filled in can be
+    carried out, once, and one Python thread at a time does either.
+    """
 
     def __init__(self, batch: Batch, places: Sequence[Place], refresh: bool, tally: Tally | None = None) -> None:
         super().__init__(OWNER, batch, places)
@@ -44,7 +49,8 @@ class NumbaWorkList(WorkList):
         self._starts = np.cumsum([0, *(extents.blocks for _, extents in pieces)], dtype=np.int64)
         self._tally, self._pair = tally, torch.zeros(2, dtype=torch.float64)
         self._sums = np.zeros((2, 0 if tally is None else -(-int(self._starts[-1]) // TILE)))
-        self._threads = 0
+        self._threads = self._number = 0
+        self._lock = Lock()
         sweeps = thresholds.CPU_SWEEPS * batch.n
         entries = Entries(
             ticket=0,
@@ -68,8 +74,14 @@ class NumbaWorkList(WorkList):
         self._entries = np.array(entries, dtype=np.int64)
         self._at = self._entries.ctypes.data
 
-    def fill_in_(self, segments: Sequence[Segment]) -> None:
-        """Fill in what each step brings anew; nothing is left then that could raise."""
+    def fill_in_(self, segments: Sequence[Segment]) -> int:
+        """Fill in what each step brings anew; nothing is left then that could raise. Returns the step's number."""
+        with self._lock:
+            self._number += 1
+            self._fill_in_(segments)
+            return self._number
+
+    def _fill_in_(self, segments: Sequence[Segment]) -> None:
         columns = Segments.of(segments)
         self._tensors[:, GRAD, ADDRESS] = self.gradients_at(columns.grads)[self._of]
         coefficients = [recipe.coefficients for recipe in columns.recipes]
@@ -97,12 +109,21 @@ class NumbaWorkList(WorkList):
         self._entries[ENTRY.scratch_at] = scratch.ctypes.data + -scratch.ctypes.data % LINE
         self._threads, self._workers, self._portions, self._scratch = threads, workers, portions, scratch
 
-    def carry_out_(self) -> None:
-        """Take the step. What the tiles have measured is added up in their order, into memory that is there."""
-        run_on_threads(self._worker, self._at, self._workers)
-        if self._tally is not None:
-            np.sum(self._sums, axis=1, out=self._pair.numpy())
-            self._tally.add(self._pair, self._correction)
+    def carry_out_(self, number: int) -> None:
+        """Take this step. What the tiles have measured is added up in their order, into memory that is there.
+
+        Raises:
+            RuntimeError: It was taken already, or another step of the same blocks was made ready since.
+        """
+        with self._lock:
+            if number != self._number:
+                rule = "written once, before another of the same blocks is prepared"
+                raise RuntimeError(refusal(OWNER, "change", rule, Described("another one")))
+            self._number += 1
+            run_on_threads(self._worker, self._at, self._workers)
+            if self._tally is not None:
+                np.sum(self._sums, axis=1, out=self._pair.numpy())
+                self._tally.add(self._pair, self._correction)
 
     @property
     def by_jacobi(self) -> int:
