@@ -51,6 +51,7 @@ SAFETY = [f"{OPTIMIZERS}/test_safety.py"]
 FORMULAS = [f"{OPTIMIZERS}/test_oracle.py", f"{OPTIMIZERS}/test_step_bound.py"]
 KERNELS = [f"{LIBRARY}/kernels/test_kernels.py", f"{LIBRARY}/kernels/test_safety.py", *FORMULAS]
 CHANGES = [f"{OPTIMIZERS}/test_many_tensors.py", f"{OPTIMIZERS}/test_changes_between_steps.py"]
+ONE_AT_A_TIME = [f"{OPTIMIZERS}/test_one_step_at_a_time.py"]
 ESTIMATES = [f"{OPTIMIZERS}/test_estimates.py"]
 RANKS = [f"{OPTIMIZERS}/test_ranks.py", *ESTIMATES]
 
@@ -58,16 +59,22 @@ MODULES: dict[str, list[str]] = {
     "partition": [f"{LIBRARY}/test_partition.py", f"{LIBRARY}/test_validation.py", f"{OPTIMIZERS}/test_storage.py"],
     "moments": [f"{OPTIMIZERS}/test_equivalences.py", *FORMULAS],
     "spectrum": [f"{LIBRARY}/test_spectrum.py", f"{LIBRARY}/test_validation.py", *FORMULAS, *ESTIMATES],
+    "validation": [f"{LIBRARY}/test_validation.py", *SAFETY],
+    "kernels.contract": [f"{LIBRARY}/kernels/test_dispatch.py", *KERNELS, *ESTIMATES],
     "kernels.eigh": [*KERNELS, *ESTIMATES],
     "kernels.layout": [f"{OPTIMIZERS}/test_storage.py", *KERNELS],
+    "kernels.reflections": [f"{OPTIMIZERS}/test_storage.py", *KERNELS],
     "kernels.safety": [f"{LIBRARY}/kernels/test_safety.py", *SAFETY],
     "kernels.dispatch": [f"{LIBRARY}/kernels/test_dispatch.py", f"{LIBRARY}/test_validation.py", *ESTIMATES],
     "kernels.host": [f"{LIBRARY}/kernels/test_host.py"],
     "kernels.segments": KERNELS,
     "kernels.work_lists": KERNELS,
     "kernels.transfer": [f"{OPTIMIZERS}/test_capturable.py"],
+    "kernels.cpu.compilation": [f"{LIBRARY}/kernels/cpu/test_compilation.py", f"{LIBRARY}/test_compile.py"],
     "kernels.cpu.kernel": KERNELS,
-    "kernels.cpu.work": [*KERNELS, *ESTIMATES],
+    "kernels.cpu.private_folder": [f"{LIBRARY}/kernels/cpu/test_private_folder.py"],
+    "kernels.cpu.threads": [f"{LIBRARY}/kernels/cpu/test_threads.py"],
+    "kernels.cpu.work": [f"{LIBRARY}/kernels/cpu/test_step.py", *ONE_AT_A_TIME, *KERNELS, *ESTIMATES],
     "optimizers.update": [*FORMULAS, *CHANGES, *SAFETY],
     "optimizers.unit": [f"{OPTIMIZERS}/test_contract.py", *CHANGES, *SAFETY],
     "optimizers.gradients": [f"{OPTIMIZERS}/test_nonfinite.py", *SAFETY],
@@ -76,7 +83,13 @@ MODULES: dict[str, list[str]] = {
     "optimizers.peak": ESTIMATES,
     "optimizers.estimates": ESTIMATES,
     "optimizers.traced": [f"{OPTIMIZERS}/test_traced.py"],
-    "optimizers.base": [f"{LIBRARY}/test_validation.py", f"{OPTIMIZERS}/test_contract.py", *CHANGES, *SAFETY],
+    "optimizers.base": [
+        f"{LIBRARY}/test_validation.py",
+        f"{OPTIMIZERS}/test_contract.py",
+        *ONE_AT_A_TIME,
+        *CHANGES,
+        *SAFETY,
+    ],
     "optimizers.step_state": [f"{OPTIMIZERS}/test_contract.py", *CHANGES, *SAFETY],
     "optimizers.checkpoint": [f"{OPTIMIZERS}/test_checkpoint.py", f"{OPTIMIZERS}/test_faults.py"],
     "optimizers.storage": [f"{OPTIMIZERS}/test_storage.py", f"{OPTIMIZERS}/test_checkpoint.py", *SAFETY],

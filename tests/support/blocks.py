@@ -43,12 +43,23 @@ def roots(kind: str, blocks: int, n: int, g: torch.Generator) -> Tensor:
         "wide": lambda: normal(blocks, n, 50) * torch.exp(3 * normal(blocks, n, 1)),
         "graded": lambda: normal(blocks, n, 3 * n) * logspace(0, -1.3)[:, None],
         "gradedup": lambda: normal(blocks, n, 3 * n) * logspace(-1.3, 0)[:, None],
+        "falling": lambda: normal(blocks, n, 3 * n) * logspace(0, -8)[:, None],
+        "rising": lambda: normal(blocks, n, 3 * n) * logspace(-8, 0)[:, None],
+        "first1e4": lambda: normal(blocks, n, 50) * torch.tensor([1e4, *[1.0] * (n - 1)], dtype=torch.float64)[:, None],
+        "wilkinson": lambda: torch.linalg.cholesky(wilkinson(n)).expand(blocks, n, n) * n**0.5,
         "rank1": lambda: normal(blocks, n, 1),
         "rank3": lambda: normal(blocks, n, 3),
         "zero": lambda: torch.zeros(blocks, n, 1, dtype=torch.float64),
         "huge": lambda: normal(blocks, n, 50) * 1e5,
         "tiny": lambda: normal(blocks, n, 50) * 1e-10,
     }[kind]()
+
+
+def wilkinson(n: int) -> Tensor:
+    """Wilkinson's W⁺, tridiagonal: |i − (n − 1)/2| beside ones, shifted until its smallest eigenvalue is 0.1."""
+    ones = torch.ones(max(n - 1, 0), dtype=torch.float64)
+    W = torch.diag((torch.arange(n, dtype=torch.float64) - (n - 1) / 2).abs()) + ones.diag(1) + ones.diag(-1)
+    return W + (0.1 - torch.linalg.eigvalsh(W)[0]) * torch.eye(n, dtype=torch.float64)
 
 
 def pack(V: Tensor) -> Tensor:

@@ -1,0 +1,135 @@
+"""How accurate float32 steps are, by kind of block: the fast kernel beside `eigh`, both against `eigh` in float64.
+
+python tests/support/accuracy.py    prints the table of `docs/reliability.md`
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from blockadapt.kernels import Kernel
+from blockadapt.kernels.cpu.kernel import NumbaKernel
+from blockadapt.kernels.eigh import EighKernel
+from blockadapt.spectrum import resolution_of
+from support.blocks import blocks_of, stepped, still
+
+RESOLUTION = resolution_of(torch.float32)
+"""What a step counts as the least eigenvalue in training, of the largest."""
+
+KINDS = {
+    "typical": "typical",
+    "rank1": "rank 1",
+    "rank3": "rank 3",
+    "zero": "zero",
+    "huge": "huge, 1e10",
+    "tiny": "tiny, 1e-20",
+    "graded": "scales falling from 1 to 1/20",
+    "gradedup": "scales rising from 1/20 to 1",
+    "wide": "scales that differ by e³",
+    "cond1e4": "condition 1e4",
+    "wilkinson": "Wilkinson's W⁺, smallest eigenvalue 0.1",
+    "first1e4": "first coordinate 1e4 larger",
+    "falling": "scales falling from 1 to 1e-8",
+    "rising": "scales rising from 1e-8 to 1",
+}
+"""What the table calls each kind."""
+
+ROWS = [(kind, n) for kind in KINDS for n in ((10, 25, 64) if kind == "wilkinson" else (10, 25))]
+"""Larger W⁺ are where the kernel falls behind."""
+
+
+TABLE = Path(__file__).parents[2] / "docs" / "reliability.md"
+
+
+class Errors(NamedTuple):
+    """‖x − truth‖ / ‖truth‖ of blocks: of half of them, and of 99 in 100 of them, no more than this."""
+
+    median: float
+    tail: float
+
+    @classmethod
+    def of(cls, errors: np.ndarray) -> Errors:
+        """Those of all blocks."""
+        return cls(float(np.median(errors)), float(np.quantile(errors, 0.99)))
+
+    @classmethod
+    def read(cls, cell: str) -> Errors:
+        """Undo `str`; bold figures too."""
+        return cls(*map(float, cell.strip("*").split(", ")))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{value:.1e}".replace("e-0", "e-").replace("e+00", "").replace("e+0", "e") for value in self)
+
+
+class Listed(NamedTuple):
+    """A figure of the table: the kernel's, and whether it is bold."""
+
+    kind: str
+    n: int
+    resolution: float
+    numba: Errors
+    is_bold: bool
+
+
+def listed() -> list[Listed]:
+    """Read the table as it stands."""
+    rows = [row.strip("| ").split(" | ") for row in TABLE.read_text().splitlines() if row.startswith("| ")]
+    names, kind, found = {name: kind for kind, name in KINDS.items()}, "", []
+    for name, n, *cells in [row for row in rows if len(row) == 6 and row[1].isdecimal()]:
+        kind = names.get(name, kind)  # "the same" is that of the row above
+        for resolution, cell in ((RESOLUTION, cells[0]), (0.0, cells[2])):
+            found.append(Listed(kind, int(n), resolution, Errors.read(cell), cell.startswith("*")))
+    return found
+
+
+def compared(kind: str, n: int, resolution: float = 0.0, damping: float = 1e-4) -> tuple[np.ndarray, np.ndarray]:
+    """Relative errors of the fast kernel and of `eigh`, for each block."""
+    count = 512 if n <= 17 else 256 if n <= 33 else 128
+    if kind == "wide":  # errors have such long tails that the median of 512 moves by a third
+        count = 2048
+    V, m = (t.float() for t in blocks_of(kind, count, n))
+    truth = _step(EighKernel(), V.double(), m.double(), resolution, damping)
+    ours, theirs = (_step(kernel, V, m, resolution, damping) for kernel in (NumbaKernel(), EighKernel()))
+    return _relative(ours, truth), _relative(theirs, truth)
+
+
+def _step(kernel: Kernel, V: Tensor, m: Tensor, resolution: float, damping: float) -> Tensor:
+    segment = still(V, m, damping)
+    (after,) = stepped(kernel, [replace(segment, spectrum=segment.spectrum._replace(resolution=resolution))])
+    return -after.x[:, 0].double()
+
+
+def _relative(x: Tensor, truth: Tensor) -> np.ndarray:
+    errors: np.ndarray = ((x - truth).norm(dim=1) / truth.norm(dim=1)).numpy()
+    return errors
+
+
+def is_worse(ours: Errors, theirs: Errors) -> bool:
+    """Whether the fast kernel is off by more than four times as much."""
+    return any(own > 4 * other for own, other in zip(ours, theirs, strict=True))
+
+
+def main() -> None:
+    """Print the table."""
+    print("| blocks | n | in training: `numba` | `eigh` | without resolution: `numba` | `eigh` |")
+    print("|---|---|---|---|---|---|")
+    for kind, n in ROWS:
+        cells = []
+        for resolution in (RESOLUTION, 0.0):
+            ours, theirs = map(Errors.of, compared(kind, n, resolution))
+            cells += [f"**{ours}**" if is_worse(ours, theirs) else f"{ours}", f"{theirs}"]
+        print(f"| {KINDS[kind] if n == 10 else 'the same'} | {n} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
