@@ -14,10 +14,10 @@ demo: $(READY)  ## train four optimizers on embedded data; a table and plots in 
 	$(BIN)/blockadapt demo --out demo
 
 test: lint  ## ruff, mypy and every test but the slow ones; installs nothing outside .venv
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: $(READY)  ## the tests that take long
-	$(BIN)/pytest -n 2 --dist loadgroup -m slow --timeout 3600
+	$(BIN)/pytest -n 2 --dist worksteal -m slow --timeout 3600
 
 browser:  ## install Debian's Chromium, which tests of the report's page need; takes apt-get and root
 	@if command -v chromium; then exit; fi; \

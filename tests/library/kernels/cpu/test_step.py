@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -178,15 +179,12 @@ class TorchOnly(SpectralFunction):
 
 FOURTH_ROOT, METHOD = FourthRoot(), Method()
 
-compiles_a_formula = pytest.mark.xdist_group("a formula for lanes")
-"""A formula takes ten seconds to compile: one process does all that needs it."""
 
-
-@compiles_a_formula
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("path", ["plain", "clipped", "coarse", "amsgrad, new basis", "amsgrad, kept basis"])
-def test_a_formula_for_lanes_takes_the_step_of_the_one_for_torch(path: str, dtype: torch.dtype) -> None:
-    for n in (1, 2, 6):
+def test_a_formula_for_lanes_takes_the_step_of_the_one_for_torch(dtype: torch.dtype) -> None:
+    """All paths in one test: a process takes ten seconds to compile a formula."""
+    paths = ["plain", "clipped", "coarse", "amsgrad, new basis", "amsgrad, kept basis"]
+    for path, n in itertools.product(paths, (1, 2, 6)):
         segment = replace(PATHS[path](training(n, 45, dtype)), function=FOURTH_ROOT)
         assert NumbaKernel().takes(segment.batch)
         (ours,) = stepped(NumbaKernel(), [segment])
@@ -204,7 +202,6 @@ def test_a_formula_may_be_a_method_and_use_numbers() -> None:
     assert_close(ours, exact, close_enough(6, torch.float32))
 
 
-@compiles_a_formula
 def test_each_function_gets_a_step_of_its_own_in_one_kernel() -> None:
     kernel = NumbaKernel()
     segments = [training(6, 45, torch.float32), replace(training(6, 45, torch.float32), function=FOURTH_ROOT)]
@@ -232,7 +229,6 @@ def test_a_formula_that_does_not_compile_is_refused_in_one_sentence() -> None:
     assert bits(segment) == before
 
 
-@compiles_a_formula
 def test_the_compiled_step_allocates_nothing() -> None:
     """Memory that cannot be had would be an error that nobody sees, after other blocks were written."""
     code = work.worker_for(np.float32, fourth_root).inspect_llvm()
