@@ -1,4 +1,4 @@
-"""Block-diagonal adaptive optimizers: partition → moments → spectrum → kernel → update."""
+"""Offers block-diagonal adaptive optimizers: partition → moments → spectrum → kernel → update."""
 
 from blockadapt.errors import NonFiniteGradientError
 from blockadapt.kernels import Kernel

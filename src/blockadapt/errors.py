@@ -2,7 +2,7 @@
 
 
 class NonFiniteGradientError(RuntimeError):
-    """A gradient holds NaN or infinity, or is so large that g gᵀ overflows. Nothing was changed.
+    """Says that a gradient holds NaN or infinity, or is so large that g gᵀ overflows. Nothing was changed.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(3))

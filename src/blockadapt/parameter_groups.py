@@ -29,7 +29,7 @@ _OWN_RULE = "left out, because each kind of layer has its own"
 
 
 class _Rule(NamedTuple):
-    """What one param group has in common."""
+    """Says what the parameters of one param group have in common."""
 
     grouping: str
     block_size: int | None = None  # None: whatever the group gets anyway
@@ -48,6 +48,7 @@ def param_groups(
     | weight of an embedding, and of a head that is tied to it or that predicts its words | `embeddings` | one word |
     | bias of such a head | `"diagonal"` | one word |
     | norm layers, biases and other vectors | `"chunk"` | the parameter |
+    | experts stacked as [experts, rows, columns] | `"auto"`, which takes a row for a kernel | one row of one expert |
 
     `Conv1D` and transposed convolutions store [in, out], so the outputs of one input neuron are a row. A model that
     tells its head (`get_output_embeddings`, as Hugging Face's do) is believed; in others the head is the only Linear
@@ -119,10 +120,10 @@ def param_groups(
 def _rule(module: nn.Module, name: str, param: Tensor) -> _Rule:
     if isinstance(module, _NORMS) or "bias" in name or param.ndim <= 1:
         return _Rule("chunk", is_norm_or_bias=True)
-    return _Rule("output" if stores_inputs_first(module, param) else "auto")
+    return _Rule("output" if _stores_inputs_first(module, param) else "auto")
 
 
-def stores_inputs_first(module: nn.Module, param: Tensor) -> bool:
+def _stores_inputs_first(module: nn.Module, param: Tensor) -> bool:
     """Tell whether a weight is [in, out]: that of Hugging Face's `Conv1D`, or of a pointwise transposed convolution."""
     pointwise_transposed = isinstance(module, _ConvTransposeNd) and prod(param.shape[2:]) == 1
     return param.ndim > 1 and (pointwise_transposed or _is_conv1d(module))

@@ -73,7 +73,7 @@ class IndexGroups:
         for group in self.groups:
             by_size.setdefault(len(group), []).append(group)
         with unset_fake_temporarily():  # they are kept, and so have numbers even where parameters have none
-            return {n: torch.tensor(by_size[n], dtype=torch.int64) for n in sorted(by_size)}
+            return {n: torch.tensor(by_size[n], dtype=torch.int64, device="cpu") for n in sorted(by_size)}
 
     @cached_property
     def sizes(self) -> dict[int, int]:
@@ -91,8 +91,8 @@ class IndexGroups:
         with unset_fake_temporarily():
             tables = b"".join(table.numpy().tobytes() for table in self.tables.values())
         digest = hashlib.sha256(tables).digest()
-        pieces = (int.from_bytes(digest[i : i + 8], "little", signed=True) for i in (0, 8, 16))
-        return len(self.groups), sum(map(len, self.groups)), *pieces
+        hashes = (int.from_bytes(digest[i : i + 8], "little", signed=True) for i in (0, 8, 16))
+        return len(self.groups), sum(map(len, self.groups)), *hashes
 
     def __str__(self) -> str:
         return f"{len(self.groups)} explicit blocks"
@@ -100,7 +100,7 @@ class IndexGroups:
     @unset_fake_temporarily()
     def require_cover(self, owner: str, total: int) -> None:
         """Raise ValueError unless the blocks name each of `total` coordinates exactly once."""
-        seen = torch.zeros(total, dtype=torch.int64)
+        seen = torch.zeros(total, dtype=torch.int64, device="cpu")
         for table in self.tables.values():
             outside = table[table >= total]
             if outside.numel():
@@ -143,8 +143,8 @@ class Partition:
     rows: tuple[int, ...]
     columns: int
     n: int
-    down: bool = False
-    length: int = 1
+    down: bool
+    length: int
     whole: Partition | None = None
     shards: int = 0
 

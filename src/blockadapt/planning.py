@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from blockadapt.kernels.flops import block_flops as block_flops
 from blockadapt.moments import statistics_dtype
@@ -16,12 +17,14 @@ from blockadapt.optimizers import BlockAdam, BlockOptimizer
 from blockadapt.optimizers.ranks import shares
 from blockadapt.optimizers.storage import block_state_names, state_shape
 from blockadapt.optimizers.unit import Unit
-from blockadapt.parameter_groups import stores_inputs_first
+from blockadapt.parameter_groups import param_groups
 from blockadapt.partition import Cut, Partition
-from blockadapt.validation import require_integer
+from blockadapt.validation import Described, require, require_integer
 
 _TALL = 16
 """A matrix with this many times as many rows as columns has the shape of a vocabulary."""
+
+_PLANNED = "a model, parameters, param groups or an optimizer of blockadapt"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class PlanRow:
     state_bytes: int
     flops: int
     rank_bytes: tuple[int, ...] = ()
-    inputs_first: bool = False  # its module stores [in, out], as only a plan of a model knows
+    mixes: bool = False  # its blocks hold weights of several inputs or words, as only a plan of a model knows
+    is_stack: bool = False  # it is no kernel of a convolution and is cut as one, as only a plan of a model knows
 
     @property
     def num_blocks(self) -> int:
@@ -101,8 +105,8 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Say in sentences what could be cheaper, or is cut along the wrong axis; none if nothing stands out."""
-        return [*self._vocabulary(), *self._inputs_first()]
+        """Say in sentences what could be cheaper, or may be cut along the wrong axis; none if nothing stands out."""
+        return [*self._vocabulary(), *self._mixed(), *self._stacked()]
 
     def _vocabulary(self) -> list[str]:
         words = [row for row in self.rows if len(row.shape) == 2 and row.shape[0] >= _TALL * row.shape[1]]
@@ -116,15 +120,18 @@ class Plan:
             f'For a vocabulary, param_groups(model, embeddings="diagonal") makes both small.'
         ]
 
-    def _inputs_first(self) -> list[str]:
-        across = [row.name for row in self.rows if row.inputs_first and row.grouping == "input"]
-        if not across:
-            return []
-        names = across[0] if len(across) == 1 else f"{across[0]} and {len(across) - 1} more"
-        return [
-            f"{names}: stored as [in, out], so that blocks mix input neurons. "
-            f"param_groups(model) keeps each block within one, as in a Linear."
-        ]
+    def _mixed(self) -> list[str]:
+        mixed = [row.name for row in self.rows if row.mixes]
+        sentence = "blocks mix input neurons or words. param_groups(model) keeps each block within one."
+        return [f"{_first_of(mixed)}: {sentence}"] if mixed else []
+
+    def _stacked(self) -> list[str]:
+        stacks = [row.name for row in self.rows if row.is_stack]
+        sentence = (
+            "blocks run along the last axis. In experts stored as [experts, in, out] each lies within one input "
+            "neuron, as in a Linear; in [experts, out, in] within one output neuron."
+        )
+        return [f"{_first_of(stacks)}: {sentence}"] if stacks else []
 
     def __str__(self) -> str:
         state = ("state", "largest rank") if self.ranks > 1 else ("state",)
@@ -142,7 +149,7 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: 
     """Say what `BlockAdam` with these options will do: grouping, blocks, state and flops of each parameter.
 
     Args:
-        model_or_params: A model, parameters, named parameters, param groups, or an optimizer of the family.
+        model_or_params: A model, parameters, named parameters, param groups, or an optimizer of blockadapt.
         ranks: Processes that share the blocks out, as `process_group` does.
         **options: Options of `BlockAdam`. An optimizer has its own, and takes none here.
 
@@ -164,27 +171,40 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: 
         optimizer = model_or_params
     else:
         params = model_or_params.named_parameters() if isinstance(model_or_params, nn.Module) else model_or_params
+        known = isinstance(params, Iterable) and not isinstance(params, str)
+        require(known, "plan", "model_or_params", _PLANNED, Described(type(params).__name__))
         groups = [dict(entry) if isinstance(entry, dict) else entry for entry in params]  # torch fills them in
         optimizer = BlockAdam(groups, **options)
     require_integer("plan", "ranks", ranks, least=1)
     units = optimizer.units()
     rows = [_row(optimizer, unit, borders) for unit, borders in zip(units, shares(units, ranks), strict=True)]
-    inputs_first = _inputs_first(model_or_params) if isinstance(model_or_params, nn.Module) else set()
+    mixing = {row.name for row in rows if row.grouping == "input" and max(row.sizes, default=1) > 1}
+    model = model_or_params if isinstance(model_or_params, nn.Module) else nn.Module()
+    mixing &= _cut_along_rows(model) if mixing else set()  # asks the model for its heads, which runs code of its own
+    stacks = _stacks(model)
     rows = [
-        replace(row, rank_bytes=row.rank_bytes or (row.state_bytes,) * ranks, inputs_first=row.name in inputs_first)
+        replace(
+            row,
+            rank_bytes=row.rank_bytes or (row.state_bytes,) * ranks,
+            mixes=row.name in mixing,
+            is_stack=row.grouping == "filter" and row.name in stacks,
+        )
         for row in rows
     ]
     return Plan(rows, sum(p.numel() for group in optimizer.param_groups for p in group["params"]), ranks)
 
 
-def _inputs_first(model: nn.Module) -> set[str]:
-    """Find the names of the weights that are [in, out]."""
-    return {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in model.named_modules()
-        for name, param in module.named_parameters(recurse=False)
-        if stores_inputs_first(module, param)
-    }
+def _cut_along_rows(model: nn.Module) -> set[str]:
+    """Find the names of the weights that `param_groups` would cut along their rows: each is an input or a word."""
+    groups = (group for group in param_groups(model) if group["grouping"] == "output")
+    return {name for group in groups for name, _ in group["params"]}
+
+
+def _stacks(model: nn.Module) -> set[str]:
+    """Find the names of the stacks of matrices, such as experts: of three axes, and no kernels of a convolution."""
+    modules = [(prefix, module) for prefix, module in model.named_modules() if not isinstance(module, _ConvNd)]
+    named = ((prefix, name, p) for prefix, module in modules for name, p in module.named_parameters(recurse=False))
+    return {f"{prefix}.{name}" if prefix else name for prefix, name, p in named if p.ndim == 3 and len(p) > 1}
 
 
 def _row(optimizer: BlockOptimizer, unit: Unit, borders: Sequence[int] | None) -> PlanRow:
@@ -199,8 +219,8 @@ def _row(optimizer: BlockOptimizer, unit: Unit, borders: Sequence[int] | None) -
         row, known = unit.owner[:1].numel(), dict[int, int]()  # ranks hold one number of rows or another
         for first, last in pairwise(borders):
             if last - first not in known:
-                piece = cut.between(first, last)
-                known[last - first] = _state_bytes(optimizer, unit, piece, (last - first) * row)
+                share = cut.between(first, last)
+                known[last - first] = _state_bytes(optimizer, unit, share, (last - first) * row)
             on_each.append(known[last - first])
     return PlanRow(unit.name, shape, unit.grouping, cut.sizes, state_bytes, flops, tuple(on_each))
 
@@ -213,6 +233,10 @@ def _state_bytes(optimizer: BlockOptimizer, unit: Unit, cut: Cut, coordinates: i
     numbers = averages + sum(math.prod(state_shape(name, cut)) for name in names)
     counts = len(unit.params) + len(cut.fingerprint)  # a step counter each, and how the blocks are cut
     return numbers * statistics_dtype(unit.owner).itemsize + 8 * counts
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _state(total: int, on_each: Sequence[int]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -122,7 +123,7 @@ def _gamma(owner: str, steps: int, adaptive: float) -> float:
 
 
 class Estimate(NamedTuple):
-    """α* / lr as the steps so far have shown it: the running mean of pᵀm̂ / (lr m̂ᵀm̂), and how many steps it is of.
+    """Holds α* / lr as the steps so far have shown it: the running mean of pᵀm̂ / (lr m̂ᵀm̂), and how many steps it is of.
 
     p = U f(Λ) Uᵀ m is the step before any clip, so what the clip does to a step does not come back as a measurement.
     The ratio is the mean of f over the eigendirections, weighted by how much of m̂ lies in each: the step size of the
@@ -140,6 +141,8 @@ class Estimate(NamedTuple):
         Raises:
             ValueError: It is none.
         """
+        if type(kept) is tuple and [*map(type, kept)] == [float, int] and 0 <= kept[0] < math.inf and kept[1] >= 0:
+            return cls(*kept)  # as a step left it: several ask at each step
         pair = isinstance(kept, (tuple, list)) and len(kept) == 2
         ok = pair and is_number(kept[0]) and 0 <= kept[0] < math.inf and type(kept[1]) is int and kept[1] >= 0
         require(ok, owner, "estimate", "a pair of a finite number >= 0 and a count of steps", kept)
@@ -173,6 +176,7 @@ class Spectrum(NamedTuple):
     resolution: float = 0.0
 
 
+@lru_cache(maxsize=2)
 def resolution_of(dtype: torch.dtype) -> float:
     """Give ε/2 of the dtype that V is kept in: an eigenvalue below this times λ_max is noise of either sign.
 

@@ -84,9 +84,14 @@ def require_number(
     below: float = math.inf,
     most: float = math.inf,
 ) -> None:
-    """Raise unless `value` is a finite number in the given interval."""
-    ok = is_number(value) and math.isfinite(value) and least <= value <= most and above < value < below
-    require(ok, owner, argument, _interval(least, above, below, most), value)
+    """Raise unless `value` is a finite number in the given interval. Each step asks, so words wait for a need.
+
+    Raises:
+        ValueError: It is not.
+    """
+    ok = type(value) is float or is_number(value)  # most are floats, and an abstract class takes long to ask
+    if not (ok and math.isfinite(value) and least <= value <= most and above < value < below):
+        raise ValueError(refusal(owner, argument, _interval(least, above, below, most), value))
 
 
 def _interval(least: float, above: float, below: float, most: float) -> str:

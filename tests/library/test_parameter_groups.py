@@ -281,6 +281,17 @@ def straddles(owner: Tensor, grouping: str, block_size: int) -> bool:
     return any(bool((view != view[..., :1]).any()) for view in views)
 
 
+def test_no_block_of_stacked_experts_holds_coordinates_of_two_rows() -> None:
+    experts = nn.Module()
+    experts.up = nn.Parameter(torch.zeros(2, 3, 96))  # [experts, outputs, inputs]; 96 leaves a short last run
+    experts.small = nn.Parameter(torch.zeros(2, 3, 12))
+    (group,) = param_groups(experts)
+    for _, param in group["params"]:
+        row = torch.arange(6).view(2, 3, 1).expand(param.shape).contiguous()
+        assert not straddles(row, group["grouping"], 10)
+        assert straddles(row, "output", 10)
+
+
 @pytest.mark.parametrize("transposed", [False, True], ids=["Linear", "Conv1D"])
 def test_the_blocks_of_a_fused_projection_hold_coordinates_of_one_head_of_q_k_or_v(transposed: bool) -> None:
     attention = Attention("c_attn", head_size=12, heads=2)

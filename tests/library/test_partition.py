@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from blockadapt import BlockAdam, IndexGroups, plan
-from blockadapt.partition import MAX_FILTER, NAMED_GROUPINGS, Partition, joint, partition, resolve
+from blockadapt.partition import MAX_FILTER, NAMED_GROUPINGS, Partition, index_groups, joint, partition, resolve
 
 PER_PARAMETER = [name for name in NAMED_GROUPINGS if name != "joint"]
 
@@ -177,6 +177,7 @@ def test_a_spatial_kernel_is_cut_beyond_64_coordinates() -> None:
 
 def test_joint_is_one_block_over_the_group() -> None:
     assert joint(12).groups == [list(range(12))]
+    assert index_groups("joint", [torch.zeros(2, 4), torch.zeros(4)]) == joint(12)
 
 
 # Sharding ----------------------------------------------------------------------------------------------------------
@@ -319,3 +320,23 @@ def test_a_border_is_where_blocks_end_and_counts_those_before_it(
         assert cut.border(row) == (None if straddled else sum(before))
         if not straddled:
             assert before == sorted(before, reverse=True)
+
+
+@pytest.mark.parametrize("grouping", ["auto", "input", "output", "chunk", "tensor", "diagonal"])
+@pytest.mark.parametrize("shape", [(23, 7), (8, 6), (40,), (12, 5, 3, 3), (9, 10), (1, 4), (6, 1)], ids=str)
+def test_the_blocks_of_a_slice_of_grains_are_a_slice_of_the_blocks(shape: tuple[int, ...], grouping: str) -> None:
+    cut = partition(shape, grouping, 4)
+    blocks, tensor = blocks_in_order(cut, shape), coordinates(shape)
+    borders = [*range(0, cut.length, cut.grain), cut.length]
+    assert all(cut.border(row) is not None for row in borders)
+    assert all(cut.border(row) is None for row in range(cut.length) if row % cut.grain)
+    for first in borders:
+        for last in [row for row in borders if row >= first]:
+            piece, start, end = cut.between(first, last), cut.border(first), cut.border(last)
+            assert start is not None
+            assert end is not None
+            assert (piece.num_blocks, piece.fingerprint) == (end - start, cut.fingerprint)
+            numbers = piece.state_views(torch.arange(start, end).unsqueeze(1))
+            for view, places in zip(piece.views(tensor[first:last]) or (), numbers, strict=True):
+                for number, block in zip(places.flatten().tolist(), view.flatten(0, 1).tolist(), strict=True):
+                    assert blocks[number] == block

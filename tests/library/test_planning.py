@@ -182,19 +182,61 @@ def test_a_vocabulary_that_dominates_is_told_with_the_way_out(tied: bool) -> Non
     assert cheap.state_bytes < planned.state_bytes / 2
 
 
-def test_a_weight_that_is_stored_inputs_first_is_told_with_the_way_out() -> None:
+def test_weights_whose_blocks_mix_inputs_are_told_with_the_way_out() -> None:
     conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
     model = nn.Sequential(nn.Linear(12, 12), conv1d(36, 12), conv1d(12, 36), nn.ConvTranspose2d(12, 12, 1))
     planned = plan(model)
     assert planned.notes == [
-        "1.weight and 2 more: stored as [in, out], so that blocks mix input neurons. "
-        "param_groups(model) keeps each block within one, as in a Linear."
+        "1.weight and 2 more: blocks mix input neurons or words. param_groups(model) keeps each block within one."
     ]
     assert str(planned).endswith(planned.notes[0])
-    assert plan(model[1]).notes[0].startswith("weight: stored as [in, out]")
+    assert plan(model[1]).notes[0].startswith("weight: blocks mix")
     assert plan(param_groups(model)).notes == plan(BlockAdam(param_groups(model))).notes == []
     assert plan(model, grouping="output").notes == plan(model, grouping="chunk").notes == []
     assert plan(nn.Sequential(nn.Linear(12, 12), nn.ConvTranspose2d(12, 12, 3))).notes == []
+
+
+class Experts(nn.Module):
+    """Two weights stacked by expert, and one vector for each place, which is no stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.zeros(2, 6, 4))
+        self.down = nn.Parameter(torch.zeros(2, 4, 6))
+        self.places = nn.Parameter(torch.zeros(1, 5, 4))
+
+
+def test_stacked_experts_are_told_to_be_cut_along_their_last_axis() -> None:
+    planned = plan(nn.Sequential(Experts(), nn.Conv1d(4, 4, 3)))
+    assert planned.notes == [
+        "0.up and 1 more: blocks run along the last axis. In experts stored as [experts, in, out] each lies within one "
+        "input neuron, as in a Linear; in [experts, out, in] within one output neuron."
+    ]
+    assert [row.name for row in planned.rows if row.is_stack] == ["0.up", "0.down"]
+    assert plan(Experts(), grouping="diagonal").notes == []
+
+
+def test_an_embedding_and_its_head_whose_blocks_mix_words_are_told() -> None:
+    model = nn.Sequential(nn.Embedding(30, 12), nn.Linear(12, 12), nn.Linear(12, 30))
+    assert [row.name for row in plan(model).rows if row.mixes] == ["0.weight", "2.weight"]
+    assert plan(model).notes[0].startswith("0.weight and 1 more: blocks mix input neurons or words.")
+    assert plan(param_groups(model)).notes == plan(model, grouping="diagonal").notes == []
+
+
+def test_blocks_of_one_weight_mix_nothing() -> None:
+    assert plan(nn.Embedding(30, 12), block_size=2).notes != []
+    assert plan(nn.Embedding(30, 12), block_size=1).notes == plan(nn.Embedding(1, 12)).notes == []
+
+
+def test_a_model_is_asked_for_its_heads_only_where_a_note_depends_on_it() -> None:
+    class Head(nn.Linear):
+        def get_output_embeddings(self) -> None:
+            raise RuntimeError("asked")
+
+    for options in ({"grouping": "output"}, {"block_size": 1}):
+        assert plan(Head(4, 3), **options).notes == []
+    with pytest.raises(RuntimeError, match="asked"):
+        plan(Head(4, 3))
 
 
 def test_wide_layers_are_no_vocabulary() -> None:
@@ -230,6 +272,14 @@ def test_groups_of_one_parameter_are_shared_out_together_and_planned_so() -> Non
     held = together(2, shared_state_bytes, OPTIONS["default"], True)
     assert [*plan(groups, ranks=2, **OPTIONS["default"]).rank_bytes] == held
     assert [*plan(model, ranks=2, **OPTIONS["default"]).rank_bytes] == held
+
+
+def test_a_plan_of_what_is_no_model_is_refused_in_one_sentence() -> None:
+    rule = "a model, parameters, param groups or an optimizer of blockadapt"
+    for wrong in (None, BlockAdam, "model", torch.optim.SGD(nn.Linear(2, 2).parameters())):
+        kind = type(wrong).__name__
+        with pytest.raises(ValueError, match=rf"^plan: `model_or_params` must be {rule}, got {kind}\.$"):
+            plan(wrong)  # type: ignore[arg-type]
 
 
 def test_a_plan_for_no_rank_is_refused() -> None:

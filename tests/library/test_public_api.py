@@ -263,9 +263,11 @@ def test_importing_the_library_is_light() -> None:
     assert done.stderr == ""
 
 
-def test_making_an_optimizer_or_a_plan_imports_no_compiler() -> None:
+def test_a_plan_an_optimizer_and_a_first_iteration_through_eigh_import_no_compiler() -> None:
     heavy = ("numba", "llvmlite", "triton", "torch._dynamo")  # the last is imported by torch's own constructors
     made = "layer = torch.nn.Linear(3, 3); blockadapt.plan(layer); blockadapt.BlockAdamW(layer.parameters())"
-    code = f"import sys, torch, blockadapt; {made}; print([name for name in {heavy!r} if name in sys.modules])"
+    made += "; o = blockadapt.BlockAdamW(layer.parameters(), backend='eigh')"
+    used = "o.zero_grad(); layer(torch.ones(2, 3)).sum().backward(); o.step(); assert o.state"
+    code = f"import sys, torch, blockadapt; {made}; {used}; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

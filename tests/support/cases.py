@@ -19,6 +19,7 @@ from blockadapt import BlockAdaFom, BlockAdagrad, BlockAdam, BlockAdamW, BlockRM
 from support.oracle import Array, DenseOracle, Kind, Shape, explicit_blocks
 
 BACKENDS = ["eigh", "numba"]
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 Options = dict[str, Any]

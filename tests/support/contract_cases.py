@@ -197,6 +197,21 @@ def everything(optimizer: BlockOptimizer) -> tuple[Any, ...]:
     return param_bits(params), state, options, len(optimizer.state)
 
 
+def bits_of_all(optimizer: BlockOptimizer) -> tuple[Any, ...]:
+    """`everything`, for lists and states that may hold what does not belong there."""
+    optimizer._estimates.read()
+    params = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, Tensor)]
+    states = [
+        {
+            name: (id(value), value.to_dense().tolist() if isinstance(value, Tensor) else value)
+            for name, value in (held.items() if isinstance(held, dict) else [("", held)])
+        }
+        for held in (optimizer.state.get(p, {}) for p in params)
+    ]
+    options = [{name: repr(v) for name, v in g.items() if name != "params"} for g in optimizer.param_groups]
+    return repr([p.tolist() for p in params]), repr(states), options, len(optimizer.state)
+
+
 def grad_bits(params: Sequence[Tensor]) -> list[bytes | None]:
     """The content of all gradients."""
     return [None if p.grad is None else bits(p.grad) for p in params]

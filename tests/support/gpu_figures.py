@@ -2,7 +2,8 @@
 
     python tests/support/gpu_figures.py compiled            what the compilers report, for each kernel and GPU
     python tests/support/gpu_figures.py compiled further    the same of steps that the document does not tell of
-    python tests/support/gpu_figures.py counted             what one block executes, counted by the interpreter
+    python tests/support/gpu_figures.py counted             what one tile of 32 executes, counted by the interpreter
+    python tests/support/gpu_figures.py accurate            how large its errors are beside those of eigh in float32
 
 Each prints a table in Markdown. Triton decides at import whether it compiles or interprets: a process does one of them.
 """
@@ -15,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
-COMPILED, FURTHER = "compiled", "further"
+COMPILED, FURTHER, ACCURATE = "compiled", "further", "accurate"
 MEASURED = ", measured"
 """Ends the name of a step that counts what it shows of α*."""
 
@@ -33,6 +36,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from blockadapt.kernels import Tally  # noqa: E402
 from blockadapt.kernels.gpu import work  # noqa: E402
+from support.accuracy import GPU_KINDS, Errors, beside_eigh  # noqa: E402
 from support.blocks import PATHS, take_, training  # noqa: E402
 
 TARGETS = {
@@ -54,7 +58,7 @@ CASES = [
     ("amsgrad, kept basis", 16, torch.float64),
     ("plain" + MEASURED, 10, torch.float32),
 ]
-"""`advance` is the same kernel for all n but 2, and `redo` for 10 the same as for 16."""
+"""`advance` is the same kernel for all n but 2."""
 
 FURTHER_CASES = [
     ("without m", 10, torch.float32),
@@ -65,6 +69,9 @@ FURTHER_CASES = [
     ("amsgrad, kept basis", 25, torch.float64),
     ("amsgrad, new basis" + MEASURED, 16, torch.float32),
     ("amsgrad, kept basis" + MEASURED, 16, torch.float32),
+    ("amsgrad, new basis" + MEASURED, 16, torch.float64),
+    ("amsgrad, kept basis" + MEASURED, 16, torch.float64),
+    ("amsgrad, kept basis" + MEASURED, 8, torch.float64),
 ]
 
 
@@ -104,8 +111,9 @@ def build(launch: work.Launch, target: GPUTarget) -> Any:
     return triton.compile(source, target=target, options=options)
 
 
-def figures(built: Any, target: GPUTarget) -> dict[str, int]:
-    """Registers and spills a thread, shared memory a program, and instructions."""
+def figures(built: Any, target: GPUTarget) -> tuple[int, int, int, int]:
+    """Registers and bytes spilt a thread, bytes of shared memory a program, and instructions."""
+    shared = built.metadata.shared
     if target.backend == "hip":
         text = built.asm["amdgcn"]
 
@@ -113,8 +121,7 @@ def figures(built: Any, target: GPUTarget) -> dict[str, int]:
             return int(re.findall(rf"\.{name}:\s+(\d+)", text)[0])
 
         instructions = len(re.findall(r"^\s+[svdb][a-z]*_[a-z0-9_]+", text, re.MULTILINE))
-        spilt = value("private_segment_fixed_size")
-        return {"registers": value("vgpr_count"), "spilt": spilt, "shared": built.metadata.shared, "size": instructions}
+        return value("vgpr_count"), value("private_segment_fixed_size"), shared, instructions
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(built.asm["cubin"])
@@ -123,8 +130,7 @@ def figures(built: Any, target: GPUTarget) -> dict[str, int]:
         sass = subprocess.run([tools / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
     found = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage.stdout)}
     instructions = len(re.findall(r"/\*[0-9a-f]{4,}\*/\s", sass))
-    spilt = found["STACK"] + found["LOCAL"]
-    return {"registers": found["REG"], "spilt": spilt, "shared": built.metadata.shared, "size": instructions}
+    return found["REG"], found["STACK"] + found["LOCAL"], shared, instructions
 
 
 def check_lanes(built: Any, target: GPUTarget) -> None:
@@ -138,44 +144,50 @@ def check_lanes(built: Any, target: GPUTarget) -> None:
     assert "convert_layout" not in text
 
 
-def compiled(
-    cases: Sequence[tuple[str, int, torch.dtype]],
-) -> Iterator[tuple[str, int, str, str, int, dict[str, dict[str, int]]]]:
-    """(kernel, n, step, statistics, warps, figures by GPU) of every launch of every case."""
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print each row as soon as it is known."""
+    print("| " + " | ".join(heads) + " |")
+    print("|---" * len(heads) + "|")
+    for cells in rows:
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def compiled(cases: Sequence[tuple[str, int, torch.dtype]]) -> Iterator[list[str]]:
+    """A row for every launch of every case: what it is, and its figures for each GPU."""
     for path, n, dtype in cases:
-        launches = {name: launches_of(path, n, dtype, target) for name, target in TARGETS.items()}
-        for i, launch in enumerate(launches["sm_80"]):
-            if launch.function.__name__ == "redo" and n == 10 and cases is CASES:
-                continue
-            built = {name: build(launches[name][i], target) for name, target in TARGETS.items()}
-            if launch.function.__name__ == "advance":
-                for name, target in TARGETS.items():
-                    check_lanes(built[name], target)
-            found = {name: figures(built[name], target) for name, target in TARGETS.items()}
-            statistics, warps = str(dtype).removeprefix("torch."), launch.options["num_warps"]
-            yield launch.function.__name__, n, path, statistics, warps, found
+        for launches in zip(*(launches_of(path, n, dtype, target) for target in TARGETS.values()), strict=True):
+            kernel, cells = launches[0].function.__name__, []
+            for launch, target in zip(launches, TARGETS.values(), strict=True):
+                built = build(launch, target)
+                if kernel == "advance":
+                    check_lanes(built, target)
+                cells.append(" · ".join(map(str, figures(built, target))))
+            statistics, warps = str(dtype).removeprefix("torch."), str(launches[0].options["num_warps"])
+            yield [f"`{kernel}`", str(n), path, statistics, warps, *cells]
 
 
 def print_compiled() -> None:
-    print("| kernel | n | step | statistics | warps | " + " | ".join(TARGETS) + " |")
-    print("|---" * (5 + len(TARGETS)) + "|")
-    for kernel, n, path, statistics, warps, found in compiled(FURTHER_CASES if FURTHER in sys.argv else CASES):
-        each = (" · ".join(map(str, found[name].values())) for name in TARGETS)
-        print("| " + " | ".join((f"`{kernel}`", str(n), path, statistics, str(warps), *each)) + " |", flush=True)
+    heads = ["kernel", "n", "step", "statistics", "warps", *TARGETS]
+    print_table(heads, compiled(FURTHER_CASES if FURTHER in sys.argv else CASES))
+
+
+COUNTED = {
+    "loads": ("create_masked_load",),
+    "stores": ("create_masked_store",),
+    "operations": ("binary_op", "unary_op", "ternary_op", "create_rsqrt"),
+}
+"""The methods by which the interpreter does each."""
 
 
 def count(path: str, n: int) -> Counter[str]:
     """What a program executes for one tile of 32 typical blocks: rows loaded and stored, and operations on rows."""
-    from triton.runtime import interpreter
+    from triton.runtime.interpreter import InterpreterBuilder
 
-    builder, counts = interpreter.InterpreterBuilder, Counter[str]()
-    kinds = {
-        "loads": ("create_masked_load",),
-        "stores": ("create_masked_store",),
-        "operations": ("binary_op", "unary_op", "ternary_op", "create_rsqrt"),
-    }
+    from blockadapt.kernels.gpu.kernel import TritonKernel
 
-    def counted(kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    counts = Counter[str]()
+
+    def counting(kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(self: Any, first: Any, *rest: Any) -> Any:
             counts[kind] += -(-first.data.size // 32) if first.data.size > 1 else 0
             return method(self, first, *rest)
@@ -184,17 +196,12 @@ def count(path: str, n: int) -> Counter[str]:
 
     work.lanes_on = lambda device, blocks: 32
     case = PATHS[path](training(n, 32, torch.float32))
-    before = {name: getattr(builder, name) for names in kinds.values() for name in names}
-    try:
-        for kind, names in kinds.items():
+    with ExitStack() as stack:
+        for kind, names in COUNTED.items():
             for name in names:
-                setattr(builder, name, counted(kind, before[name]))
-        from blockadapt.kernels.gpu.kernel import TritonKernel
-
+                method = counting(kind, getattr(InterpreterBuilder, name))
+                stack.enter_context(patch.object(InterpreterBuilder, name, method))
         take_(TritonKernel(), {case.batch: [case.segment()]})
-    finally:
-        for name, method in before.items():
-            setattr(builder, name, method)
     return counts
 
 
@@ -237,20 +244,37 @@ def short(number: float) -> str:
     return f"{number:.2g}" if number < 10 else f"{number:,.0f}"
 
 
-def print_counted() -> None:
-    kinds = ("loads", "stores", "operations")
-    heads = [f"{name}: ns a block, full; µs, one tile" for name in DEVICES]
-    print("| n | step | rows loaded | rows stored | operations | " + " | ".join(heads) + " |")
-    print("|---" * (5 + len(heads)) + "|")
+def counted() -> Iterator[list[str]]:
+    """A row for every size and step: what one tile executes, and the estimate for each GPU."""
     for n in (1, 2, 4, 9, 10, 16, 25, 64):
         for path in ("plain", "kept basis"):
             found = count(path, n)
-            cells = [str(n), path, *(f"{found[kind]:,}" for kind in kinds)]
+            cells = [str(n), path, *(f"{found[kind]:,}" for kind in COUNTED)]
             for device in DEVICES.values():
                 best, worst, alone = estimate(found, n, path == "kept basis", device)
                 cells.append(f"{short(best)} – {short(worst)}; {short(alone)}")
-            print("| " + " | ".join(cells) + " |", flush=True)
+            yield cells
+
+
+def print_counted() -> None:
+    estimates = (f"{name}: ns a block, full; µs, one tile" for name in DEVICES)
+    print_table(["n", "step", "rows loaded", "rows stored", "operations", *estimates], counted())
+
+
+def accurate() -> Iterator[list[str]]:
+    """A row for every size: over all kinds of blocks, the largest median error beside eigh's, and 99th percentile."""
+    from blockadapt.kernels.gpu.kernel import TritonKernel
+
+    for n, blocks in ((3, 16384), (10, 2048)):
+        work.lanes_on = lambda device, blocks: blocks
+        pairs = [map(Errors.of, beside_eigh(TritonKernel(), kind, n, blocks)[:2]) for kind in GPU_KINDS]
+        ratios = [[own / other for own, other in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
+        yield [str(n), f"{blocks:,}", *(f"{max(each):.2f} ×" for each in zip(*ratios, strict=True))]
+
+
+def print_accurate() -> None:
+    print_table(["n", "blocks of each kind", "median", "99th percentile"], accurate())
 
 
 if __name__ == "__main__":
-    print_compiled() if COMPILED in sys.argv else print_counted()
+    {COMPILED: print_compiled, ACCURATE: print_accurate}.get(sys.argv[1], print_counted)()

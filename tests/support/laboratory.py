@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -107,14 +106,6 @@ def finish(task: Task, done: int = 0) -> tuple[list[Row], Outcome]:
     """Do the legs that are left; gives all rows and the outcome."""
     rows = [row for _ in range(done, task.legs) for row in task.advance()]
     return rows, task.outcome()
-
-
-def through_a_file(state: Any) -> Any:
-    """What is left of a state that was saved and loaded."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def children(pid: int) -> list[int]:

@@ -7,6 +7,7 @@ import copy
 import io
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,10 +26,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from blockadapt import BlockAdam, IndexGroups
+from blockadapt import BlockAdam, IndexGroups, SpectrumClip
 from blockadapt.diagnostics.operators import units_with_coordinates
 from blockadapt.kernels.cpu.compilation import CacheWarning
 from blockadapt.optimizers import BlockOptimizer
+from blockadapt.optimizers.ranks import messages
 from support.contract_cases import case, param_bits, run, twins
 
 Options = dict[str, Any]
@@ -93,6 +95,23 @@ def measured(kind: str, options: Options, steps: int) -> tuple[Any, list[Tensor]
     return optimizer.state_dict()["param_groups"][0]["estimate"], whole(net.parameters())
 
 
+def measured_beside_a_scalar(kind: str, block_size: int, steps: int) -> Any:
+    """The estimate of α* of a group in which every process moves one parameter, and its rows of another."""
+    params = plain = [nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(4, 2))]
+    if kind == "fsdp":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        params = [plain[0], nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))]
+    group = dist.group.WORLD if kind == "shared" else None
+    optimizer = BlockAdam(params, block_size=block_size, clip=SpectrumClip("auto", 0.05), process_group=group)
+    for step in range(1, steps + 1):
+        generator = torch.Generator().manual_seed(step)
+        for param, like in zip(params, plain, strict=True):
+            grad = torch.randn(like.shape, generator=generator)
+            param.grad = distribute_tensor(grad, mesh, [Shard(0)]) if isinstance(param, DTensor) else grad
+        optimizer.step()
+    return optimizer.state_dict()["param_groups"][0]["estimate"]
+
+
 # FSDP2 -------------------------------------------------------------------------------------------------------------
 
 
@@ -146,13 +165,26 @@ def message(call: Callable[[], object]) -> str:
     return "nothing"
 
 
+def message_in_time(call: Callable[[], object]) -> str:
+    """The same of a call that waits for a lost process, in a group whose timeout is `TIMEOUT`."""
+    begin = time.monotonic()
+    said = message(call)
+    assert time.monotonic() - begin < TIMEOUT + 5
+    return said
+
+
+TIMEOUT = 5
+"""Seconds until the others give up a process that is lost."""
+
+
 def refusals() -> dict[str, str]:
     """What is said to DTensors that cannot be stepped."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plane = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("rows", "parts"))
     weight = torch.arange(48.0).view(8, 6)
 
-    def param(placement: Any) -> nn.Parameter:
-        return nn.Parameter(distribute_tensor(weight, mesh, [placement]))
+    def param(*placements: Any, mesh: DeviceMesh = mesh) -> nn.Parameter:
+        return nn.Parameter(distribute_tensor(weight, mesh, placements))
 
     def stepped(grad: Tensor) -> None:
         plain = nn.Parameter(weight.clone())
@@ -166,7 +198,9 @@ def refusals() -> dict[str, str]:
         "flat": message(lambda: BlockAdam(flat[1].parameters())),
         "joint": message(lambda: BlockAdam([rows], grouping="joint")),
         "explicit": message(lambda: BlockAdam([rows], grouping=IndexGroups([range(48)]))),
-        "columns": message(lambda: BlockAdam([param(Shard(1))])),
+        "columns": message(lambda: BlockAdam([("weight", param(Shard(1)))])),
+        "columns, no name": message(lambda: BlockAdam([torch.zeros(3), param(Shard(1))])),
+        "twice": message(lambda: BlockAdam([("weight", param(Shard(0), Shard(0), mesh=plane))])),
         "shared": message(lambda: BlockAdam([rows], process_group=dist.group.WORLD)),
         "gradient": message(lambda: stepped(distribute_tensor(weight, mesh, [Shard(0)]))),
     }
@@ -237,6 +271,16 @@ def in_small_buckets(options: Options, steps: int) -> list[Tensor]:
 
     shared_out.BUCKET_BYTES = 1
     return trained("shared", [options], steps)[0]
+
+
+def asked_about_one_by_one(kind: str, options: Options) -> list[str]:
+    """The parameters that a sixth step asks about one by one."""
+    net, optimizer = built(kind, options)
+    train(net, optimizer, range(5))
+    asked: list[str] = []
+    optimizer._preparation._add = lambda unit, *_: asked.append(unit.name)  # type: ignore[method-assign]
+    optimizer.step()
+    return asked
 
 
 def in_groups_of_their_own(shared: bool, folder: str) -> list[list[bytes]]:
@@ -381,7 +425,7 @@ def with_one_hook_that_raises(kind: str) -> tuple[str, bool]:
 
     if dist.get_rank() == dist.get_world_size() - 1:
         optimizer.register_step_pre_hook(hook)
-    return message(optimizer.step), _everything(net, optimizer) == before
+    return message_in_time(optimizer.step), _everything(net, optimizer) == before
 
 
 def with_an_interrupt() -> tuple[list[str], bool, list[bytes]]:
@@ -405,6 +449,129 @@ def with_an_interrupt() -> tuple[list[str], bool, list[bytes]]:
     optimizer.load_state_dict(saved)
     train(net, optimizer, range(2, 3))
     return said, unchanged, param_bits(net.parameters())
+
+
+def interrupted_at_different_places(where: str) -> list[bytes]:
+    """Parameters after a step that follows one which was broken off in different places.
+
+    In the last process it ends when all have voted ("vote"), or before it has sent its rows ("publish"). All others
+    have sent theirs by then, and nobody has taken them. All begin anew from what they had saved before it.
+    """
+    net, optimizer = built("shared", {"block_size": 4})
+    train(net, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    vote = dist.all_reduce
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted_vote(*args: Any, **how: Any) -> None:
+        vote(*args, **how)
+        raise KeyboardInterrupt
+
+    if dist.get_rank() != dist.get_world_size() - 1:
+        optimizer._ranks.finish_ = interrupt  # type: ignore[method-assign]
+    elif where == "publish":
+        optimizer._ranks.publish = interrupt  # type: ignore[method-assign]
+    else:
+        dist.all_reduce = interrupted_vote
+    with contextlib.suppress(KeyboardInterrupt):
+        train(net, optimizer, range(7, 8))
+    dist.all_reduce = vote
+    optimizer.load_state_dict(saved)
+    train(net, optimizer, range(2, 3))
+    return param_bits(net.parameters())
+
+
+def with_new_memory() -> list[bytes]:
+    """Parameters after steps of which each finds its parameters elsewhere, as `param.data = …` leaves them."""
+    net, optimizer = built("shared", {"block_size": 4})
+    for step in range(4):
+        for param in net.parameters():
+            param.data = param.detach().clone()
+        train(net, optimizer, range(step, step + 1))
+    return param_bits(net.parameters())
+
+
+def with_one_lost_before_alpha_is_known() -> list[Any]:
+    """What is said of the step in which the last process ends without its counts, and of what follows.
+
+    Also whether each call left parameters and state as they were.
+    """
+    net, optimizer = built("fsdp", {"block_size": 4, "clip": SpectrumClip("auto", 0.05)})
+    train(net, optimizer, range(2))
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if dist.get_rank() == dist.get_world_size() - 1:
+        optimizer._estimates.note = die  # type: ignore[method-assign]
+    answers: list[Any] = []
+    for call in (optimizer.step, optimizer.step, optimizer.state_dict, optimizer.step):
+        before = _everything(net, optimizer)
+        answers.append((message_in_time(call), _everything(net, optimizer) == before))
+    return answers
+
+
+def with_one_that_leaves_and_does_not_read_alpha() -> tuple[str, int]:
+    """What the first process, a slow one, is told where the last is gone after its step, and steps in its estimate."""
+    net, optimizer = built("fsdp", {"block_size": 4, "clip": SpectrumClip("auto", 0.05)})
+    train(net, optimizer, range(2))
+    note, is_last = optimizer._estimates.note, dist.get_rank() == dist.get_world_size() - 1
+
+    def noted(groups: Any) -> None:
+        time.sleep(0.1 if is_last else 0.5)
+        note(groups)
+
+    optimizer._estimates.note = noted  # type: ignore[method-assign]
+    optimizer.step()
+    if is_last:
+        os._exit(0)
+    return message_in_time(optimizer.state_dict), optimizer.param_groups[0]["estimate"][-1]
+
+
+def with_no_memory_for_alpha() -> list[str]:
+    """What each process hears of the steps after one in which the last process could not add up its counts."""
+    net, optimizer = built("fsdp", {"block_size": 4, "clip": SpectrumClip("auto", 0.05)})
+    train(net, optimizer, range(2))
+    stack = torch.stack
+
+    def stacked(*args: Any) -> Tensor:
+        raise MemoryError
+
+    expect, is_last = optimizer._estimates.expect, dist.get_rank() == dist.get_world_size() - 1
+
+    def expected() -> None:
+        expect()
+        torch.stack = stacked if is_last else stack
+
+    optimizer._estimates.expect = expected  # type: ignore[method-assign]
+    said = [message(optimizer.step)]
+    torch.stack = stack
+    return [*said, message_in_time(optimizer.step), message_in_time(optimizer.state_dict)]
+
+
+def gathered_by_gloo(options: Options, steps: int) -> tuple[Any, list[bytes]]:
+    """The estimate of α* and the parameters after some steps in which rows go as they do between GPUs."""
+    messages.go_straight = lambda rows: False
+    net, optimizer = built("shared", options)
+    train(net, optimizer, range(steps))
+    return optimizer.state_dict()["param_groups"][0]["estimate"], param_bits(net.parameters())
+
+
+def with_one_lost_when_rows_are_expected() -> list[Any]:
+    """What is said where another process is found to be gone before anything is written; whether all is as before."""
+    net, optimizer = built("shared", {"block_size": 4})
+    train(net, optimizer, range(2))
+    before = _everything(net, optimizer)
+
+    def gone(*_: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    dist.irecv, receive = gone, dist.irecv
+    said = [message(optimizer.step), _everything(net, optimizer) == before]
+    dist.irecv = receive
+    return [*said, message(optimizer.step)]
 
 
 def with_a_closure_that_raises(kind: str) -> str:
@@ -448,8 +615,8 @@ def with_one_killed(kind: str, when: str) -> tuple[str, str, str, bool]:
         if when == "before":
             die()
         optimizer._ranks.publish = die  # type: ignore[method-assign]
-    first = message(optimizer.step)
-    return first, message(optimizer.step), message(optimizer.state_dict), _local_bits(net) == before
+    first, second = message_in_time(optimizer.step), message_in_time(optimizer.step)
+    return first, second, message_in_time(optimizer.state_dict), _local_bits(net) == before
 
 
 def _local_bits(net: nn.Module) -> list[bytes]:

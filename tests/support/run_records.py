@@ -15,7 +15,7 @@ from blockadapt_experiments.claims.claim import Claim, Verdict
 from blockadapt_experiments.core.config import load, plain
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.files.checked import sealed
+from blockadapt_experiments.files.checked import sealed, write_sealed
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import Metric
 from blockadapt_experiments.results.summary import Summary
@@ -62,7 +62,7 @@ def write_experiment(
         "environment": ENVIRONMENT,
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / "experiment.json").write_text(json.dumps(record), encoding="utf-8")
+    write_sealed(out / "experiment.json", record)
 
 
 def write_run(
@@ -106,6 +106,11 @@ def write_result(directory: Path, **result: Any) -> None:
     }
     times = {"peak_memory_bytes": 10**8, "finished": "2025-01-01T00:00:00+00:00"}
     write_json(directory / "result.json", sealed({**result, "written": written, **times}))
+
+
+def write_tuned(out: Path, arms: Mapping[str, Any]) -> None:
+    """`tuned.json`, in which tuning found this for these arms."""
+    write_sealed(out / "tuned.json", {"arms": arms})
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -173,7 +178,7 @@ def realistic(out: Path) -> Experiment[NoSettings]:
     tried = [[10.0**k, abs(k + 3) / 10 + 0.05] for k in range(-4, 1)]
     tuned = {"grid": {"lr": [1e-4, 1.0, 5]}, "objective": "validation_loss", "value": 0.05, "tried": tried}
     lrs = dict(zip(optimizers, [1e-3, 3.2e-3, 1e-2, 1e-3, 1e-4], strict=True))
-    write_json(out / "tuned.json", {arm: {"": {**tuned, "lr": lrs[arm]}} for arm in optimizers})
+    write_tuned(out, {arm: {"": {**tuned, "lr": lrs[arm]}} for arm in optimizers})
     claims = (
         Claim("With blocks the test accuracy does not oscillate late in training (section 5.1).", steadier),
         Claim(

@@ -17,7 +17,7 @@ from blockadapt.optimizers.unit import Unit
 from blockadapt.spectrum import INVERSE_ROOT, Spectrum
 
 PORTION = 2**19
-"""The matrices that are looked at together have at most so many numbers: some ten arrays of 4 MB."""
+"""The most numbers in the matrices that are looked at together: some ten arrays of 4 MB."""
 
 Figures = dict[str, float]
 

@@ -56,7 +56,7 @@ class Coefficients(NamedTuple):
         return cls(*(stage(*islice(rest, len(stage._fields))) for stage in _STAGES))
 
     def split(self, number: int) -> list[Coefficients]:
-        """Give each of so many parameters its coefficients, where a tensor holds one number for each of them."""
+        """Give each of `number` parameters its coefficients, where a tensor holds one number for each of them."""
         columns = [term.unbind() if isinstance(term, Tensor) and term.ndim else (term,) * number for term in self.terms]
         return [Coefficients.of(terms) for terms in zip(*columns, strict=True)]
 
@@ -160,6 +160,17 @@ class Tally:
         """
         self._sums.append((sums, correction))
 
+    def pair(self) -> tuple[float, float] | Tensor:
+        """Add up all that was counted, as `total` does, but in plain numbers where the host has it all in one place.
+
+        Almost always it has, and calls of torch would take longer than all else about them.
+        """
+        if self._device.type != "cpu" or len(self._sums) != 1:
+            return self.total()
+        sums, c = self._sums[0]
+        along, square = (sums if sums.dim() == 1 else sums.reshape(2, -1).sum(1)).tolist()
+        return along / c, square / (c * c)
+
     def total(self) -> Tensor:
         """Add up all that was counted: pᵀm̂ and m̂ᵀm̂, [2]. Nothing is sent to the device."""
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
@@ -226,7 +237,10 @@ class Kernel(ABC):
 
     @abstractmethod
     def takes(self, batch: Batch) -> bool:
-        """Say whether this kernel can move such blocks here. Every step asks, so it is to be quick."""
+        """Say whether this kernel can move such blocks here.
+
+        An optimizer asks once for each batch and keeps the answer, so it may depend on nothing but the batch.
+        """
 
     @abstractmethod
     def prepare(self, batch: Batch, segments: Sequence[Segment]) -> Change:

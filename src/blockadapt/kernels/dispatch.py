@@ -43,10 +43,13 @@ class Dispatcher:
     def __init__(self, kernels: Sequence[Kernel], owner: str = "Dispatcher") -> None:
         self.kernels = tuple(kernels)
         self._owner = owner
+        self._taken: dict[Batch, Kernel] = {}
 
     def kernel_for(self, batch: Batch) -> Kernel:
-        """Ask for the first kernel that takes this batch; the last of all, `host`, takes any."""
-        return next(kernel for kernel in self.kernels if kernel.takes(batch))
+        """Ask for the first kernel that takes this batch, once; the last of all, `host`, takes any."""
+        if batch not in self._taken:
+            self._taken[batch] = next(kernel for kernel in self.kernels if kernel.takes(batch))
+        return self._taken[batch]
 
     def prepare(self, batches: Mapping[Batch, Sequence[Segment]]) -> list[Change]:
         """Make every batch's change ready, or raise, with nothing changed yet.

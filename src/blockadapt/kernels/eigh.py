@@ -187,19 +187,19 @@ def _picked(rows: Tensor, segments: Sequence[Segment], fresh: bool) -> Tensor:
     """Pick of rows [num_blocks, …] those of segments that find U anew, or of the others."""
     if all(segment.refresh is fresh for segment in segments):
         return rows
-    pieces = zip(rows.split([segment.place.num_blocks for segment in segments]), segments, strict=True)
-    return torch.cat([rows[:0], *(piece for piece, segment in pieces if segment.refresh is fresh)])
+    by_segment = zip(rows.split([segment.place.num_blocks for segment in segments]), segments, strict=True)
+    return torch.cat([rows[:0], *(some for some, segment in by_segment if segment.refresh is fresh)])
 
 
 def _joined(fresh: Tensor, others: Tensor, segments: Sequence[Segment]) -> Tensor:
     """Undo `_picked`."""
     if all(segment.refresh for segment in segments):
         return fresh
-    parts = {
+    by_segment = {
         refresh: iter(rows.split([s.place.num_blocks for s in segments if s.refresh is refresh]))
         for refresh, rows in ((True, fresh), (False, others))
     }
-    return torch.cat([next(parts[segment.refresh]) for segment in segments])
+    return torch.cat([next(by_segment[segment.refresh]) for segment in segments])
 
 
 @lru_cache(maxsize=16)

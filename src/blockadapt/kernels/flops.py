@@ -1,4 +1,4 @@
-"""How much arithmetic a step takes for a block: what plans tell, and what ranks are given shares by."""
+"""Counts the arithmetic of a step for a block: plans tell it, and ranks are given shares by it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 TILE = 32
-"""A tile has so many blocks. In float32 a number then fills two AVX-512 registers, and one hides the other's latency;
+"""The blocks of a tile. In float32 a number then fills two AVX-512 registers, and one hides the other's latency;
 16 and 64 were slower."""
 
 MAX_TILED = 64

@@ -7,10 +7,8 @@ at every step. What does not fit is refused in one sentence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, le
 
-import numpy as np
-import torch
 from torch import Tensor, UntypedStorage
 
 from blockadapt.kernels.contract import Batch, Place
@@ -18,8 +16,6 @@ from blockadapt.kernels.layout import MAX_TILED
 from blockadapt.kernels.reflections import eigenvalues_length, reflections_length
 from blockadapt.moments import packed_length
 from blockadapt.validation import Described, lies_in_memory, require
-
-_device, _dtype, _layout = attrgetter("device"), attrgetter("dtype"), attrgetter("layout")
 
 
 def check_place(owner: str, place: Place, batch: Batch) -> None:
@@ -65,43 +61,69 @@ def reach_bytes(place: Place) -> int:
     return place.offset * place.x.itemsize + span_bytes(place.x)
 
 
-def gradient_addresses(owner: str, grads: Sequence[Tensor], batch: Batch, reaches: np.ndarray) -> np.ndarray:
-    """Say where each gradient begins. What is read of it ends `reaches` bytes later. Its few passes run in C.
+class GradientAddresses:
+    """Says where gradients begin, once they are found in order.
 
-    Raises:
-        ValueError: A gradient is not in plain memory of the batch's device, of its dtype and large enough.
+    Gradients of a later step are other tensors, mostly of the same forms at the same addresses. Forms that were in
+    order are so again, so they are compared in a few passes that run in C, for there may be many.
+
+    Args:
+        owner: Who asks, for messages.
+        batch: What the blocks have in common.
+        reaches: The bytes from the first element of each gradient to the end of what is read.
     """
-    if not (_lie_in_memory(grads, batch) and (reaches <= _bytes_held(grads)).all()):
-        for grad, reach in zip(grads, reaches, strict=True):
-            require_plain(owner, "grad", grad, batch)
-            require_within(owner, "grad", grad, int(reach))
-    return np.fromiter(map(Tensor.data_ptr, grads), np.int64, len(grads))
+
+    def __init__(self, owner: str, batch: Batch, reaches: Sequence[int]) -> None:
+        self._owner, self._batch, self._reaches = owner, batch, reaches
+        self._forms: object = None
+        self._addresses: list[int] = []
+        self._skipped: list[int] = []
+
+    def of(self, grads: Sequence[Tensor]) -> list[int]:
+        """Return the address of each; the very list of the last time if nothing has moved.
+
+        Raises:
+            ValueError: A gradient is not in plain memory of the batch's device, of its dtype and large enough.
+        """
+        forms = _forms(grads)
+        if forms is None or forms != self._forms:  # addresses are asked of what is known to have one
+            self._require_plain(grads)
+            self._forms, self._skipped = forms, [int(grad.storage_offset()) * grad.itemsize for grad in grads]
+        addresses = [*map(Tensor.data_ptr, grads)]
+        if addresses == self._addresses:
+            return self._addresses
+        if any(map(le, addresses, self._skipped)):  # a storage without memory begins at 0; an empty tensor lies there
+            self._require_plain(grads)
+        self._addresses = addresses
+        return addresses
+
+    def _require_plain(self, grads: Sequence[Tensor]) -> None:
+        for grad, reach in zip(grads, self._reaches, strict=True):
+            require_plain(self._owner, "grad", grad, self._batch)
+            require_within(self._owner, "grad", grad, reach)
 
 
-def _lie_in_memory(tensors: Sequence[Tensor], batch: Batch) -> bool:
-    """Say whether `lies_in_memory` holds for all of them, in the batch's dtype."""
-    if {*map(_dtype, tensors)} != {batch.dtype} or {*map(_layout, tensors)} != {torch.strided}:
-        return False
-    kinds: set[type[Tensor]] = {*map(type, tensors)}
-    if any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds):
-        return False
-    return {*map(_device, tensors)} == {batch.device} and not any(map(Tensor.is_neg, tensors))
-
-
-def _bytes_held(tensors: Sequence[Tensor]) -> np.ndarray:
-    """Count the `_storage_bytes` of each."""
+def _forms(tensors: Sequence[Tensor]) -> tuple[list[object], ...] | None:
+    """Tell how each tensor's memory is to be read, and how much there is of it; None where torch does not know."""
     try:
-        count = len(tensors)
-        held = np.fromiter(map(UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors)), np.int64, count)
-        skipped = tensors[0].itemsize * np.fromiter(map(Tensor.storage_offset, tensors), np.int64, count)
-        begins = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, count)
-        return np.where(begins != skipped, held - skipped, 0)  # a storage without memory begins at 0
+        return (
+            [*map(type, tensors)],
+            [*map(_form, tensors)],
+            [*map(Tensor.is_neg, tensors)],
+            [*map(Tensor.storage_offset, tensors)],
+            [*map(UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors))],
+        )
     except (RuntimeError, NotImplementedError):  # wrapped by a transformation of torch.func
-        return np.array([_storage_bytes(tensor) for tensor in tensors])
+        return None
+
+
+_form = attrgetter("dtype", "layout", "device")
 
 
 def span_bytes(tensor: Tensor) -> int:
     """Count from a tensor's first byte to the one past its last."""
+    if not tensor.numel():
+        return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize
 
@@ -121,7 +143,7 @@ def require_plain(owner: str, name: str, tensor: Tensor, batch: Batch) -> None:
 
 
 def require_within(owner: str, name: str, tensor: Tensor, reach: int) -> None:
-    """Refuse a tensor whose storage ends before so many bytes from its first element.
+    """Refuse a tensor whose storage ends less than `reach` bytes after its first element begins.
 
     Raises:
         ValueError: It is such a tensor.
@@ -132,7 +154,12 @@ def require_within(owner: str, name: str, tensor: Tensor, reach: int) -> None:
 
 
 def _storage_bytes(tensor: Tensor) -> int:
-    """Count bytes from a tensor's first element to the end of its storage; none where it has no memory of its own."""
+    """Count bytes from a tensor's first element to the end of its storage; none where it has no memory of its own.
+
+    A tensor without elements has none: its address is 0, whatever its storage holds.
+    """
+    if not tensor.numel():
+        return 0
     try:
         storage = tensor.untyped_storage()
         return int(storage.nbytes() - tensor.storage_offset() * tensor.itemsize) if storage.data_ptr() else 0

@@ -12,7 +12,7 @@ on entries, couplings and bulges are absolute on that scale.
 | `coupling` | 4.8e-10 | 8.9e-19 | 4e-3 ε: a coupling below it is zero whatever its neighbours are. Eigenvalues below this are not told apart, so a null space, which is noise, costs no sweeps |
 | `bulge` | 1e-36 | 1e-300 | the square of a bulge that is gone: still normal, so that any larger one gives a rotation of full precision |
 | `end` | 1e-6 | 1e-6 | an end of T below this is noise beside the largest entry, and says nothing of where the small eigenvalues lie |
-| `lopsided` | 4 | 4 | T is reversed where its bottom is so many times its top: below that the order does not show in the errors |
+| `lopsided` | 4 | 4 | T is reversed where its bottom is more than this many times its top: below that the order does not show in the errors |
 
 What only one kernel needs has its name. Jacobi's method is in float64 in both.
 

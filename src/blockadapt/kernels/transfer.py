@@ -22,7 +22,7 @@ def term_table(coefficients: Sequence[Coefficients], device: torch.device, dtype
     """
     rows = [one.terms for one in coefficients]
     if not is_capturing(device) and not any(isinstance(term, Tensor) for row in rows for term in row):
-        return sent(torch.tensor(rows, dtype=torch.float64).to(dtype), device)
+        return sent(torch.tensor(rows, dtype=torch.float64, device="cpu").to(dtype), device)
     return torch.stack([_column(terms, device) for terms in zip(*rows, strict=True)], dim=1).to(dtype)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from blockadapt.kernels.contract import Batch, Place
-from blockadapt.kernels.safety import check_place, gradient_addresses, reach_bytes
+from blockadapt.kernels.safety import GradientAddresses, check_place, reach_bytes
 from blockadapt.kernels.segments import Places, Segments
 
 
@@ -31,11 +31,13 @@ class WorkList:
     def __init__(self, owner: str, batch: Batch, places: Sequence[Place]) -> None:
         for place in places:
             check_place(owner, place, batch)
-        self._owner, self._batch = owner, batch
+        self._batch = batch
         self._places = [weakref.ref(place) for place in places]
         self._seen: Callable[[], Places | None] = lambda: None
         self._offsets = np.array([place.offset * place.x.itemsize for place in places], dtype=np.int64)
-        self._reaches = np.array([reach_bytes(place) for place in places], dtype=np.int64)
+        self._addresses = GradientAddresses(owner, batch, [*map(reach_bytes, places)])
+        self._seen_addresses: list[int] = []
+        self._begins = self._offsets
 
     def fits(self, places: Places) -> bool:
         """Say whether it was made for these places. Those that it has seen before are not looked at again."""
@@ -49,14 +51,15 @@ class WorkList:
         return True
 
     def gradients_at(self, grads: Sequence[Tensor]) -> np.ndarray:
-        """Say at which address the part of each gradient begins that its place needs.
+        """Say at which address the part of each gradient begins that its place needs; the same array while none moves.
 
         Raises:
             ValueError: A gradient is not in plain memory of the batch's device, of its dtype and large enough.
         """
-        begins: np.ndarray = gradient_addresses(self._owner, grads, self._batch, self._reaches)
-        begins += self._offsets
-        return begins
+        addresses = self._addresses.of(grads)
+        if addresses is not self._seen_addresses:
+            self._seen_addresses, self._begins = addresses, np.array(addresses, dtype=np.int64) + self._offsets
+        return self._begins
 
 
 class WorkLists:

@@ -1,4 +1,4 @@
-"""Stage 5: the update. Thin classes that name their options; no linear algebra."""
+"""Stage 5 updates parameters: its thin classes name their options, and hold no linear algebra."""
 
 from blockadapt.optimizers.base import BlockOptimizer
 from blockadapt.optimizers.block_adagrad import BlockAdaFom, BlockAdagrad

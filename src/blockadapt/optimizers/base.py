@@ -1,24 +1,23 @@
-"""What all block optimizers share: options, the step as the pipeline, and torch's side of an optimizer."""
+"""Holds what all block optimizers share: options, the step as the pipeline, and torch's side of an optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
-from threading import Lock
-from typing import Any, ClassVar
+from itertools import islice
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from blockadapt.errors import NonFiniteGradientError
-from blockadapt.kernels import Coefficients, Descent, Dispatcher, Kernel, get_kernel
-from blockadapt.kernels.segments import Recipe
-from blockadapt.moments import FirstMoment, SecondMoment, statistics_dtype
+from blockadapt.kernels import Coefficients, Descent, Kernel, get_kernel
+from blockadapt.moments import FirstMoment, SecondMoment
 from blockadapt.optimizers import checkpoint
+from blockadapt.optimizers.concurrency import Alone, ToldToOthers
 from blockadapt.optimizers.estimates import Estimates
-from blockadapt.optimizers.gradients import Gradients, are_usable, refuse, require_gradients
+from blockadapt.optimizers.gradients import Gradients, are_small, are_usable, refuse, require_gradients
 from blockadapt.optimizers.options import (
     require_capturable,
     require_cut,
@@ -29,25 +28,34 @@ from blockadapt.optimizers.options import (
     require_params,
 )
 from blockadapt.optimizers.peak import peak_lr, set_peak_
+from blockadapt.optimizers.preparation import Preparation
 from blockadapt.optimizers.ranks import OwnShards, Ranks, SharedOut, Verdict
-from blockadapt.optimizers.standing import Standing
 from blockadapt.optimizers.step_state import StepState
 from blockadapt.optimizers.traced import TracedStep
 from blockadapt.optimizers.unit import Group, Unit, Units, is_closed
 from blockadapt.optimizers.update import Update
-from blockadapt.spectrum import INVERSE_ROOT, Estimate, SpectralFunction, Spectrum, SpectrumClip, resolution_of
+from blockadapt.spectrum import (
+    INVERSE_ROOT,
+    UNBOUNDED,
+    Estimate,
+    SpectralFunction,
+    Spectrum,
+    SpectrumClip,
+    resolution_of,
+)
 from blockadapt.terms import Term, term_of
-from blockadapt.validation import Described, refusal, require, require_lr
+from blockadapt.validation import Described, refusal, require_lr
 
 Closure = Callable[[], Any]
 
-# torch wraps its own so that torch.compile leaves it alone, and the wrapper imports the compiler: 1.4 s in every first
-# constructor of a process, also where nothing but a plan is made.
+# torch wraps its own so that torch.compile leaves them alone, and the wrapper imports the compiler: 1.4 s in the first
+# constructor of every process, also where nothing but a plan is made, or else in its first iteration.
 _add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
+_zero_grad = getattr(Optimizer.zero_grad, "__wrapped__", Optimizer.zero_grad)
 
 
 class BlockOptimizer(TracedStep, Optimizer):
-    """Base of the family. A subclass names its options and says how the moments and the step size move.
+    """Is the base of the family. A subclass names its options and says how the moments and the step size move.
 
     Everything else is here: param groups, state, atomic steps, checkpoints.
     """
@@ -71,19 +79,18 @@ class BlockOptimizer(TracedStep, Optimizer):
         """Make what is not kept in a copy or a pickle."""
         owner, group = type(self).__name__, self._process_group
         self.kernels = get_kernel(self._backend, owner)
-        self._more_kernels: list[Dispatcher] = []
         self._ranks: Ranks = OwnShards(owner) if group is None else SharedOut(owner, group)
         self._estimates = Estimates(owner)
         self._units = Units(
             self._require_options_of, self._require_cut_of, partial(require_params, owner), self._ranks.share_out
         )
         self._step_state = StepState(self)
-        self._standing: dict[int, Standing] = {}
-        self._stepping = Lock()
+        self._preparation = Preparation(self, self._backend, self._step_state, self._estimates)
+        self._alone = Alone(owner)
         self._forget_twin(anew=True)
 
     def keeps_first_moment(self, group: Group) -> bool:
-        """Whether this group has a first moment: always, or since a schedule set its `momentum`."""
+        """Tell whether this group has a first moment: always, or since a schedule set its `momentum`."""
         return self.averages_gradient or ("momentum" in self.defaults and group["momentum"] is not None)
 
     # What a subclass says ------------------------------------------------------------------------------------------
@@ -105,7 +112,6 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     # The step ------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
         """Take one step. If it raises, parameters and state are as before.
 
@@ -120,67 +126,35 @@ class BlockOptimizer(TracedStep, Optimizer):
             RuntimeError: A gradient is sparse, another thread is in a step, or another process failed or was lost.
             ValueError: An option, a gradient or the state is not what a step can take; the message says which.
         """
-        if torch.compiler.is_compiling():
-            return self._traced_step(closure)
-        self._forget_twin()
-        with _mode_of(self.param_groups):
-            return self.take_step(closure)
+        with torch.no_grad():
+            if torch.compiler.is_compiling():
+                return self._traced_step(closure)
+            self._forget_twin()
+            with _mode_of(self.param_groups):
+                return self.take_step(closure)
 
     def take_step(self, closure: Closure | None = None) -> Any:
         """See `step`, without its hooks."""
         loss = None
         if closure is not None:
-            with self._alone(), self._told_to_others():
+            with self._alone, ToldToOthers(self._ranks):
                 self.units()  # the processes are known from now on, also if the closure raises
-            with self._told_to_others(), torch.enable_grad():
+            with ToldToOthers(self._ranks), torch.enable_grad():
                 loss = closure()
-        with self._alone():
+        with self._alone:
             self._move()
         return loss
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other threads out: kernels work without Python's lock, in memory that is the optimizer's.
-
-        Yields:
-            Nothing, once.
-
-        Raises:
-            RuntimeError: A step is being taken already, by another thread or further up in this one.
-        """
-        if not self._stepping.acquire(blocking=False):
-            rule, found = "called again only when the last call has returned", Described("a call in the midst of one")
-            raise RuntimeError(refusal(type(self).__name__, "step", rule, found))
-        try:
-            yield
-        finally:
-            self._stepping.release()
-
-    @contextmanager
-    def _told_to_others(self) -> Iterator[None]:
-        """Tell the other processes of what is raised here, before anything is written: they wait for a verdict.
-
-        Yields:
-            Nothing, once.
-        """
-        self._ranks.require_whole()
-        try:
-            yield
-        except BaseException as error:
-            verdict = Verdict.NOT_FINITE if isinstance(error, NonFiniteGradientError) else Verdict.FAILED
-            with suppress(RuntimeError):  # the others do not answer: there is a reason to raise as it is
-                self._ranks.agree(verdict)
-            raise
-
     def _move(self) -> None:
         """Make a step ready and, if all processes can, take it."""
-        with self._told_to_others():
+        with ToldToOthers(self._ranks):
             updates = self._made_ready()
             peaks = [*map(peak_lr, self.param_groups)]
         if self._ranks.agree(Verdict.SKIP if updates is None else Verdict.GO) is Verdict.SKIP:
             for group in self.param_groups:
                 group["skipped_steps"] += 1
             return
+        self._estimates.expect()
         for bucket, update in enumerate(updates or ()):
             update.write_()
             self._ranks.publish(bucket)
@@ -191,55 +165,19 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def _made_ready(self) -> list[Update] | None:
         """Make the step ready, one update for each bucket of units; None to skip it. Nothing changes yet."""
-        units, gradients = self.units(), [Gradients.of(group) for group in self.param_groups]
+        units = self.units()
         self._estimates.add_up()  # a device does it while it is asked about its gradients
+        if self._process_group is None and (again := self._preparation.again(units, self._are_small)) is not None:
+            return [again]
+        gradients = [Gradients.of(group) for group in self.param_groups]
         if not self._are_usable(gradients):
             return None
         if not all(each.are_all for each in gradients):
             units = [unit for unit in units if unit.is_moved()]
         self._estimates.begin()
-        updates = []
-        known: dict[Any, Coefficients] = {}
-        for bucket, together in enumerate(self._ranks.buckets(units)):
-            update = Update(self.spectral_function)
-            known |= self._known_to_devices(together)
-            others = self._repeat(bucket, together, update, known)
-            for unit in together if others is None else others:
-                self._prepare(unit, update, known)
-            if others is None:
-                update.finish.append(partial(self._stand, bucket, together))
-            update.prepare(self._kernels_of(bucket))
-            updates.append(update)
+        updates = self._preparation.updates(self._ranks.buckets(units))
+        self._estimates.make_ready()
         return updates
-
-    def _repeat(
-        self, bucket: int, units: Sequence[Unit], update: Update, known: dict[Any, Coefficients]
-    ) -> list[Unit] | None:
-        """Put what stands as the last step left it into `update`, all at once; returns the others, None for all."""
-        standing = self._standing.get(bucket)
-        steps = standing.steps(units, self.state) if standing is not None else None
-        if standing is None or steps is None:
-            return None
-        kinds = standing.kinds(steps)
-        recipes = {}
-        for key, kind in kinds.items():
-            group = self.param_groups[kind.group]
-            if group["capturable"] or [*kind.kept] != self._step_state.kept(group, kind.step):
-                return None
-            due = self._is_due(group, kind.step, kind.n)
-            tally = None if is_closed(group, kind.step) else self._estimates.tally(standing.first[kind.group])
-            recipes[key] = Recipe(due, self._coefficients_of(kind[:3], known), tally)
-        return standing.others if standing.add_to(update, steps, recipes) else None
-
-    def _stand(self, bucket: int, units: Sequence[Unit]) -> None:
-        """Remember all units as they are, until the next step finds otherwise."""
-        self._standing[bucket] = Standing(units, self.state)
-
-    def _kernels_of(self, bucket: int) -> Dispatcher:
-        """Give each bucket kernels of its own: they keep what they know of the blocks that they moved last."""
-        while len(self._more_kernels) < bucket:
-            self._more_kernels.append(get_kernel(self._backend))
-        return self._more_kernels[bucket - 1] if bucket else self.kernels
 
     def make_state_(self) -> list[Unit]:
         """Make what the next step would make of state, in form, and say which units it would move."""
@@ -253,10 +191,15 @@ class BlockOptimizer(TracedStep, Optimizer):
         return units
 
     def units(self) -> list[Unit]:
-        """Return its units of blocks. What was set since the last step, options and state, is checked here."""
-        owner = type(self).__name__
-        kept = Described(type(self.state).__name__)
-        require(isinstance(self.state, dict), owner, "state", "a dict with that of each parameter", kept)
+        """Return its units of blocks. What was set since the last step, options and state, is checked here.
+
+        Raises:
+            ValueError: Any of it is not what a step can take.
+        """
+        owner, held = type(self).__name__, cast(object, self.state)
+        if not isinstance(held, dict):
+            rule, found = "a dict with that of each parameter", Described(type(held).__name__)
+            raise ValueError(refusal(owner, "state", rule, found))
         require_lists(owner, self.param_groups)
         units = self._units.of(self.param_groups)
         for group in self.param_groups:
@@ -268,59 +211,6 @@ class BlockOptimizer(TracedStep, Optimizer):
     def units_of(self, groups: Sequence[Group]) -> list[Unit]:
         """Make the units that groups with these options would have in place of its own."""
         return self._units.anew(groups)
-
-    def _prepare(self, unit: Unit, update: Update, known: dict[Any, Coefficients]) -> None:
-        """Put one unit's part of the step into `update`; changes nothing.
-
-        `known` has what other units needed: parameters of a group are almost always at the same step. A unit whose
-        counter lies on a device has its own there.
-        """
-        group = unit.group
-        coefficients, step = known.get(unit), 0
-        if coefficients is None:
-            step = self._step_state.steps_taken(unit) + 1
-            coefficients = self._coefficients_of((unit.index, step, statistics_dtype(unit.owner)), known)
-        closed = is_closed(group, step)
-        states = self._step_state.ready(unit, step, update)
-        if closed:
-            for param, state in zip(unit.params, states, strict=True):
-                update.add_scaled(unit, param, state, coefficients)
-            return
-        due = self._is_due(group, step, max(unit.cut.sizes, default=1))
-        refresh = due or not {"basis", "eigenvalues"} <= self._step_state.held(unit)[0].keys()
-        tally = self._estimates.tally(unit)
-        if unit.spans:
-            update.add_group(unit, states, refresh, coefficients, tally)
-        else:
-            update.add_parameter(unit, states[0], refresh, coefficients, tally)
-
-    def _is_due(self, group: Group, step: int, n: int) -> bool:
-        """Whether a basis is to be found anew.
-
-        Before n steps V has no full rank, and a basis of its null space would be an arbitrary one to keep.
-        """
-        return step <= n or (step - 1) % int(group["refresh_every"]) == 0
-
-    def _coefficients_of(self, key: tuple[int, int, torch.dtype], known: dict[Any, Coefficients]) -> Coefficients:
-        """Return the coefficients of a group's step, from `known` if other units have needed the same."""
-        group = self.param_groups[key[0]]
-        return known.get(key) or known.setdefault(key, self.coefficients(group, *key[1:], self.final_lr(group)))
-
-    def _known_to_devices(self, units: Sequence[Unit]) -> dict[Unit, Coefficients]:
-        """Compute the coefficients of units whose steps only their devices count, many units at a time."""
-        if not any(group["capturable"] for group in self.param_groups):
-            return {}
-        alike: dict[tuple[int, torch.dtype, torch.device], list[Unit]] = {}
-        for unit in units:
-            if unit.group["capturable"]:
-                alike.setdefault((unit.index, statistics_dtype(unit.owner), unit.owner.device), []).append(unit)
-        known: dict[Unit, Coefficients] = {}
-        for (_, dtype, device), together in alike.items():
-            taken = [self._step_state.counter(unit, device) for unit in together]
-            group = together[0].group
-            columns = self.coefficients(group, torch.stack(taken).double() + 1, dtype, self.final_lr(group))
-            known |= zip(together, columns.split(len(together)), strict=True)
-        return known
 
     def coefficients(self, group: Group, step: Term, dtype: torch.dtype, final_lr: Term | None) -> Coefficients:
         """Compute all numbers of this group's step number `step`, for statistics of this dtype, around `final_lr`.
@@ -335,16 +225,11 @@ class BlockOptimizer(TracedStep, Optimizer):
             coupled=0.0 if decoupled else decay,
             shrink=1 - lr * decay if decoupled else 1.0,
         )
-        spectrum = Spectrum(
-            self._step_size(lr, step) / first.correction,
-            second.correction,
-            float(group["eps"]),
-            resolution=resolution_of(dtype),
-        )
+        bounds: tuple[Term, Term] = 0.0, UNBOUNDED
         if final_lr is not None:
-            closed = is_closed(group, step)
-            lower, upper = (final_lr, final_lr) if closed else group["clip"].bounds(step, final_lr)
-            spectrum = spectrum._replace(lower=lower, upper=upper)
+            bounds = (final_lr, final_lr) if is_closed(group, step) else group["clip"].bounds(step, final_lr)
+        size, eps = self._step_size(lr, step) / first.correction, float(group["eps"])
+        spectrum = Spectrum(size, second.correction, eps, *bounds, resolution_of(dtype))
         return Coefficients(descent, first, second, spectrum)
 
     def final_lr(self, group: Group) -> Term | None:
@@ -363,22 +248,40 @@ class BlockOptimizer(TracedStep, Optimizer):
         """Count the steps skipped because of a non-finite gradient, under `on_nonfinite="skip"`."""
         return max(int(group["skipped_steps"]) for group in self.param_groups)
 
+    def _are_small(self, grads: Sequence[Tensor]) -> bool:
+        """Whether these gradients of all parameters are so small that no closer look is needed."""
+        rest = iter(grads)
+        looked_at = []
+        for group in self.param_groups:
+            params = group["params"]
+            some = Gradients(params, [*islice(rest, len(params))])
+            if group["on_nonfinite"] != "propagate":
+                looked_at.append((some, self._coupled(group)))
+        return all(are_small(looked_at))
+
+    def _coupled(self, group: Group) -> float:
+        """Tell what of the parameters a group's gradients get added."""
+        return 0.0 if self.decouples_weight_decay else float(group["weight_decay"])
+
     def _are_usable(self, gradients: Sequence[Gradients]) -> bool:
-        """Whether to step with these gradients of each group.
+        """Tell whether to step with these gradients of each group.
 
         Raises:
             NonFiniteGradientError: A gradient is not finite, and the group has `on_nonfinite="raise"`.
         """
         owner = type(self).__name__
+        looked_at: dict[int, tuple[Gradients, float]] = {}
         for index, group in enumerate(self.param_groups):
             require_gradients(owner, group, index, gradients[index])
-        coupled = [0.0 if self.decouples_weight_decay else float(group["weight_decay"]) for group in self.param_groups]
-        looked_at = [i for i, group in enumerate(self.param_groups) if group["on_nonfinite"] != "propagate"]
-        usable = are_usable([(gradients[i], coupled[i]) for i in looked_at])
-        for index in [index for index, is_usable in zip(looked_at, usable, strict=True) if not is_usable]:
-            if self.param_groups[index]["on_nonfinite"] == "raise":
-                refuse(owner, self.param_groups[index], index, coupled[index])
-        return all(usable)
+            if group["on_nonfinite"] != "propagate":
+                looked_at[index] = gradients[index], self._coupled(group)
+        usable = are_usable([*looked_at.values()])
+        if all(usable):
+            return True
+        for (index, (_, coupled)), is_usable in zip(looked_at.items(), usable, strict=True):
+            if not is_usable and self.param_groups[index]["on_nonfinite"] == "raise":
+                refuse(owner, self.param_groups[index], index, coupled)
+        return False
 
     # torch.optim.Optimizer -----------------------------------------------------------------------------------------
 
@@ -396,6 +299,12 @@ class BlockOptimizer(TracedStep, Optimizer):
         except Exception:
             del self.param_groups[before:]
             raise
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Free the gradients, or set them to zero."""
+        _zero_grad(self, set_to_none)
+
+    zero_grad._torchdynamo_disable = True  # type: ignore[attr-defined]  # the wrapper's mark: torch.compile calls it as it is
 
     def require_group(self, group: Group) -> None:
         """Raise unless every option of this group is valid, and its parameters can be cut as they say."""
@@ -451,7 +360,12 @@ class BlockOptimizer(TracedStep, Optimizer):
 def _mode_of(groups: Sequence[Group]) -> Any:
     """Give the mode of FakeTensors, which may not be the present one. Elsewhere nothing is entered."""
     try:
-        first = next((param for group in groups for param in group["params"]), None)
+        for group in groups:
+            for param in group["params"]:
+                return getattr(param, "fake_mode", None) or _NO_MODE
     except (KeyError, TypeError):  # no lists of parameters: the step itself says so
-        first = None
-    return nullcontext() if first is None else getattr(first, "fake_mode", None) or nullcontext()
+        pass
+    return _NO_MODE
+
+
+_NO_MODE = nullcontext()

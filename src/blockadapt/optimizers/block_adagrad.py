@@ -1,4 +1,4 @@
-"""Block-AdaGrad and Block-AdaFom: the average of all g gᵀ, and a step that falls as 1/√t."""
+"""Defines Block-AdaGrad and Block-AdaFom: the average of all g gᵀ, and a step that falls as 1/√t."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blockadapt.validation import require_beta
 
 
 class BlockAdagrad(BlockOptimizer):
-    """AdaGrad with a full matrix in each block of coordinates.
+    """Runs AdaGrad with a full matrix in each block of coordinates.
 
         V ← (1/t) Σ_{τ≤t} g gᵀ                       for each block
         x ← x − (α/√t) (V^{1/2} + δ I)^{-1} g
@@ -77,7 +77,7 @@ class BlockAdagrad(BlockOptimizer):
 
 
 class BlockAdaFom(BlockAdagrad):
-    """AdaFom: AdaGrad with a first moment.
+    """Runs AdaFom, which is AdaGrad with a first moment.
 
         m ← β₁ₜ m + (1 − β₁ₜ) g
         V ← (1/t) Σ_{τ≤t} g gᵀ                       for each block

@@ -1,4 +1,4 @@
-"""Block-Adam, Block-AdamW and Block-AMSGrad."""
+"""Defines Block-Adam, Block-AdamW and Block-AMSGrad."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blockadapt.validation import require, require_beta
 
 
 class BlockAdam(BlockOptimizer):
-    """Adam with a full matrix in each block of coordinates (Yun, Lozano and Yang 2019, Algorithm 1).
+    """Runs Adam with a full matrix in each block of coordinates (Yun, Lozano and Yang 2019, Algorithm 1).
 
         m ← β₁ₜ m + (1 − β₁ₜ) g
         V ← β₂ V + (1 − β₂) g gᵀ                     for each block
@@ -111,7 +111,7 @@ class BlockAdam(BlockOptimizer):
 
 
 class BlockAdamW(BlockAdam):
-    """`BlockAdam` with decoupled weight decay: x ← (1 − α · weight_decay) x before the step.
+    """Runs `BlockAdam` with decoupled weight decay: x ← (1 − α · weight_decay) x before the step.
 
     With blocks of one coordinate this is `torch.optim.AdamW(eps=δ)`. The options are BlockAdam's.
 

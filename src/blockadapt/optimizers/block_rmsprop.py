@@ -1,4 +1,4 @@
-"""Block-RMSprop."""
+"""Defines Block-RMSprop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blockadapt.validation import require_beta
 
 
 class BlockRMSprop(BlockOptimizer):
-    """RMSprop with a full matrix in each block of coordinates.
+    """Runs RMSprop with a full matrix in each block of coordinates.
 
         V ← β₂ V + (1 − β₂) g gᵀ                     for each block, β₂ = alpha
         x ← x − α (V^{1/2} + δ I)^{-1} g             α = lr

@@ -31,13 +31,13 @@ FORMAT_KEY = "blockadapt_format"
 
 
 class Loads(Protocol):
-    """What is needed of an optimizer to load a state into it."""
+    """Names what an optimizer must have so that a state can be loaded into it."""
 
     param_groups: list[Group]
     defaults: dict[str, Any]
 
     def keeps_first_moment(self, group: Group) -> bool:
-        """Whether a group has a first moment."""
+        """Tell whether a group has a first moment."""
 
     def require_group(self, group: Group) -> None:
         """Raise unless a group's options are valid and fit its parameters."""

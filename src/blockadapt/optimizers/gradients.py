@@ -1,4 +1,4 @@
-"""Whether the gradients of a step can be used. Nothing is changed here."""
+"""Judges whether a step can use its gradients. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from blockadapt.partition import MAX_BLOCK
 from blockadapt.terms import Term
 from blockadapt.validation import Described, has_numbers, is_plain, refusal
 
-_grad, _layout, _dtype, _device, _is_cpu, _is_meta = map(
-    attrgetter, ("grad", "layout", "dtype", "device", "is_cpu", "is_meta")
-)
+_grad, _dtype, _device, _is_cpu, _is_meta = map(attrgetter, ("grad", "dtype", "device", "is_cpu", "is_meta"))
+_form = attrgetter("dtype", "layout", "device")
 _is_none = functools.partial(is_, None)
 
 
 class Gradients(NamedTuple):
-    """The parameters of a group that have a gradient, and their gradients, taken once a step.
+    """Holds the parameters of a group that have a gradient, and their gradients, taken once a step.
 
     Attributes:
         params: The parameters.
@@ -42,7 +41,7 @@ class Gradients(NamedTuple):
 
     @classmethod
     def of(cls, group: Group) -> Gradients:
-        """Take those of a group."""
+        """Take the gradients of a group."""
         params: Sequence[Tensor] = group["params"]
         grads: list[Any] = [*map(_grad, params)]
         if not any(map(_is_none, grads)):
@@ -80,19 +79,24 @@ def require_gradients(owner: str, group: Group, index: int, gradients: Gradients
 
 
 def _fit(gradients: Gradients) -> bool:
-    """Whether all gradients are as they should be: in a few passes that run in C, for there may be many."""
+    """Tell whether all gradients are as they should be, in a few passes that run in C, for there may be many."""
     params, grads, _ = gradients
     kinds: set[type[Tensor]] = {*map(type, grads)}
-    if any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds):
+    if kinds != _PLAIN and any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in kinds):
         return False
-    if {*map(_layout, grads)} - {torch.strided} or not all(kind.is_floating_point for kind in {*map(_dtype, grads)}):
-        return False
-    devices = {*map(_device, grads), *map(_device, params)}
+    devices = {*map(_device, params)}
+    for dtype, layout, device in {*map(_form, grads)}:
+        if layout is not torch.strided or not dtype.is_floating_point:
+            return False
+        devices.add(device)
     return len(devices) <= 1 and all(map(eq, map(Tensor.size, grads), map(Tensor.size, params)))
 
 
+_PLAIN = {Tensor}
+
+
 def _lie_alike(grad: Any, param: Any) -> bool:
-    """Whether both are plain, or both DTensors that lie on their mesh alike."""
+    """Tell whether both are plain, or both DTensors with one placement on one mesh."""
     if not is_sharded(param):
         return is_plain(grad)
     alike = is_sharded(grad) and grad.device_mesh == param.device_mesh and grad.placements == param.placements
@@ -104,13 +108,20 @@ def are_usable(groups: Sequence[tuple[Gradients, float]]) -> list[bool]:
 
     One fast pass tells it of all groups, and waits once for each device: a small norm has no large entry.
     """
-    moved = [_with_numbers(gradients) for gradients, _ in groups]
-    norms = _read([_bound(each, coupled) for each, (_, coupled) in zip(moved, groups, strict=True)])
+    moved = [(_with_numbers(gradients), coupled) for gradients, coupled in groups]
     return [
-        norm**2 <= torch.finfo(torch.float32).max
-        or all(bool((_magnitudes(param, coupled) <= _limit(all_of.params)).all()) for param in some.params)
-        for norm, some, (all_of, coupled) in zip(norms, moved, groups, strict=True)
+        is_small or all(bool((_magnitudes(param, coupled) <= _limit(all_of.params)).all()) for param in some.params)
+        for is_small, (some, coupled), (all_of, _) in zip(are_small(moved), moved, groups, strict=True)
     ]
+
+
+def are_small(groups: Sequence[tuple[Gradients, float]]) -> list[bool]:
+    """Say of each group whether one pass shows it usable: its gradients have numbers, and a small norm."""
+    norms = _read([_bound(gradients, coupled) for gradients, coupled in groups])
+    return [norm**2 <= _MOST for norm in norms]
+
+
+_MOST = torch.finfo(torch.float32).max
 
 
 def _with_numbers(gradients: Gradients) -> Gradients:
@@ -165,17 +176,31 @@ def _norm(tensors: Sequence[Tensor]) -> Term:
     """Compute ‖·‖₂ over all; it is not finite if an entry is not, or if the squares overflow. Nobody waits for it."""
     if not all(map(_is_cpu, tensors)) or not all(map(Tensor.is_contiguous, tensors)):
         return torch.nn.utils.get_total_norm(tensors)
+    if len(tensors) > _FEW or not {*map(_dtype, tensors)} <= _EXACT:
+        tensors = _joined(tensors)
+    flat = [*map(Tensor.ravel, tensors)]
+    return math.sqrt(sum(map(Tensor.item, map(torch.dot, flat, flat))))
+
+
+_EXACT = {torch.float32, torch.float64}
+
+
+def _joined(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy small tensors side by side, many at a time: that is quicker than a call for each."""
     sizes = [*map(Tensor.numel, tensors)]
-    flat = [tensor.view(-1) for tensor, size in zip(tensors, sizes, strict=True) if size > _SMALL]
+    large = [tensor for tensor, size in zip(tensors, sizes, strict=True) if size > _SMALL]
     small = [tensor for tensor, size in zip(tensors, sizes, strict=True) if size <= _SMALL]
     for first in range(0, len(small), _TOGETHER):
         joined = _flatten_dense_tensors(small[first : first + _TOGETHER])
-        flat.append(joined if joined.itemsize >= 4 else joined.float())  # a sum of halves would soon be infinite
-    return math.sqrt(sum(float(torch.dot(entries, entries)) for entries in flat))
+        large.append(joined if joined.itemsize >= 4 else joined.float())  # a sum of halves would soon be infinite
+    return large
 
 
-_SMALL, _TOGETHER = 4096, 256
-"""Tensors of so many numbers are copied side by side, so many at a time: that is quicker than a call for each."""
+_FEW, _SMALL, _TOGETHER = 16, 4096, 256
+"""More tensors than the first are copied side by side, those of at most this size, and not more than the last at once.
+
+A call for each would take longer.
+"""
 
 
 def _read(terms: Sequence[Term]) -> list[float]:

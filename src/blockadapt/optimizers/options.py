@@ -1,4 +1,4 @@
-"""What the options of a param group must be, and the parameters that it lists."""
+"""Judges the options of a param group, and the parameters that it lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.ranks import are_sharded, is_flattened, is_sharded, require_placements
-from blockadapt.optimizers.unit import Group
+from blockadapt.optimizers.unit import Group, describe
 from blockadapt.partition import require_grouping, spans
 from blockadapt.spectrum import Estimate, SpectrumClip
 from blockadapt.terms import term_of
@@ -138,14 +138,14 @@ def require_capturable(owner: str, group: Group, process_group: Any) -> None:
 
 def require_cut(owner: str, group: Group, process_group: Any) -> None:
     """Raise unless this group's parameters can be cut as its options say."""
-    for param in group["params"]:
+    for position, param in enumerate(group["params"]):
         require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
         require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
         rule = "whole, or sharded by `fully_shard` (FSDP2), because blocks are cut from a parameter's own shape"
         flat = Described("one that FullyShardedDataParallel (FSDP1) has flattened")
         require(not is_flattened(param), owner, "params", rule, flat)
         if is_sharded(param):
-            _require_sharded(owner, param, group["grouping"], process_group)
+            _require_sharded(owner, group, position, process_group)
         else:
             require(is_plain(param), owner, "params", "plain tensors", Described(type(param).__name__))
     require_grouping(owner, group["grouping"], group["block_size"], group["params"])
@@ -156,9 +156,9 @@ def require_cut(owner: str, group: Group, process_group: Any) -> None:
         require(len(kinds) <= 1, owner, "params", rule, value)
 
 
-def _require_sharded(owner: str, param: Tensor, grouping: Any, process_group: Any) -> None:
+def _require_sharded(owner: str, group: Group, position: int, process_group: Any) -> None:
     """Raise unless a DTensor can be cut where it is sharded."""
     require(process_group is None, owner, "params", "plain tensors with a `process_group`", Described("DTensor"))
-    require_placements(owner, param)
+    require_placements(owner, group["params"][position], describe(group, None, position))
     rule = "one that cuts each parameter by itself where parameters are DTensors"
-    require(not spans(grouping), owner, "grouping", rule, grouping)
+    require(not spans(group["grouping"]), owner, "grouping", rule, group["grouping"])

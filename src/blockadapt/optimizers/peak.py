@@ -1,4 +1,4 @@
-"""The largest lr of a param group so far, by which a clip knows how far a schedule has come down."""
+"""Remembers the largest lr of a param group so far, by which a clip knows how far a schedule has come down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units of which nothing has changed since the last step, asked about and moved all at once.
+"""Asks about and moves, all at once, the units of which nothing has changed since the last step.
 
 With many small tensors a step spends its time on Python, not on blocks. So what a step asks of each of them alike is
 asked here in a few passes over flat lists, each of which runs in C.
@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, eq, is_, itemgetter
+from operator import attrgetter, eq, itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from blockadapt.kernels import Batch, Place
 from blockadapt.kernels.segments import Places, Recipe, Segments
 from blockadapt.moments import statistics_dtype
-from blockadapt.optimizers.storage import State
-from blockadapt.optimizers.unit import COUNTS, Unit
+from blockadapt.optimizers.storage import LAST_STEP, State
+from blockadapt.optimizers.unit import Unit, is_same_memory
 from blockadapt.optimizers.update import Update
 
-_grad, _dtype = attrgetter("grad"), attrgetter("dtype")
+_grad, _dtype, _form = attrgetter("grad"), attrgetter("dtype"), attrgetter("dtype", "layout", "device")
 
 
 class Kind(NamedTuple):
-    """What decides a unit's coefficients and whether its basis is due: equal for almost all units of a group.
+    """Holds what decides a unit's coefficients and whether its basis is due: equal for almost all units of a group.
 
     Attributes:
         group: The index of its param group.
@@ -33,6 +34,7 @@ class Kind(NamedTuple):
         dtype: That of its statistics.
         n: Its largest block.
         kept: The names of what it keeps.
+        processes: See `Share`; None where nobody else has rows of it. They decide in which tally it counts.
     """
 
     group: int
@@ -40,73 +42,89 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     n: int
     kept: tuple[str, ...]
+    processes: Any
 
 
 class Standing:
-    """Units as the last step left them: those that move where they lie, in flat lists, and the others.
+    """Keeps units as the last step left them: those that move where they lie, in flat lists, and the others.
 
     Args:
         units: All units of the last step.
         state: The optimizer's.
 
     Attributes:
-        others: Those that have to be copied to be moved, whose blocks span parameters, or that are shared out.
-        first: The first of those in flat lists, for each param group.
+        units: All of them.
+        others: Those that have to be converted to be moved, or whose blocks span parameters.
+        are_shared: Whether any of them has rows in other processes.
+        first: The first of those in flat lists, for each param group and its processes.
     """
 
     def __init__(self, units: Sequence[Unit], state: Mapping[Tensor, State]) -> None:
-        self._units = list(units)
+        self.units = list(units)
         members = [unit for unit in units if _stands(unit) and type(state[unit.owner]) is dict]
         standing = {*members}
         self.others = [unit for unit in units if unit not in standing]
-        self.first = {unit.index: unit for unit in reversed(members)}
+        self._kinds = shared(map(_kind, members))
+        self.first = {(kind[0], kind[-1]): unit for kind, unit in reversed([*zip(self._kinds, members, strict=True)])}
         self._owners = [unit.owner for unit in members]
-        self._keys, self._all = [*state], [*state.values()]
+        self._moved = [unit.local(unit.owner) for unit in members]
+        self._shares = [(i, unit.share, unit.owner) for i, unit in enumerate(members) if unit.share is not None]
+        self.are_shared = any(unit.share is not None for unit in units)
         self._states = states = [state[owner] for owner in self._owners]
         self._names = [*chain.from_iterable(states)]
         self._entries = [*chain.from_iterable(map(dict.values, states))]
-        self._counters = [held["step"] for held in states]
-        statistics = [t for name, t in zip(self._names, self._entries, strict=True) if name not in COUNTS]
-        self._whereabouts = Whereabouts([*self._owners, *statistics])
-        self._dtypes, self._strides = [*map(_dtype, self._owners)], shared(map(Tensor.stride, self._owners))
-        self._kinds = shared(map(_kind, members))
+        self._held = [*state, *state.values(), *self._entries]
+        self._identities = [*map(id, self._held)]
+        self._counters = [held["step"].numpy() for held in states]  # they are read and set in a fraction of the time
+        entries = [t for name, t in zip(self._names, self._entries, strict=True) if name != "cut"]
+        self._whereabouts = Whereabouts([*self._moved, *entries])
+        self._forms, self._sizes, self._strides = (
+            shared(map(ask, self._moved)) for ask in (_form, Tensor.size, Tensor.stride)
+        )
         self._batches = _by_batch(members)
         self._closed = [i for i, unit in enumerate(members) if _is_closed(unit)]
-        self._xs = {i: self._owners[i].detach() for i in self._closed}
+        self._xs = {i: self._moved[i].detach() for i in self._closed}
+        counted = {i for i in self._closed if members[i].share is None}
+        self._uncounted = [owner for i, owner in enumerate(self._owners) if i not in counted]
 
-    def steps(self, units: Sequence[Unit], state: Mapping[Tensor, State]) -> list[int] | None:
-        """Count the steps that each has taken, if these are the units and nothing of them has changed; else None."""
-        if units != self._units:
+    def steps(self, state: Mapping[Tensor, State]) -> list[int] | None:
+        """Count the steps that each has taken, if nothing of them has changed; else None."""
+        entries = chain.from_iterable(map(dict.values, self._states))
+        if [*map(id, chain(state, state.values(), entries))] != self._identities:
             return None
-        if not (_agree(is_, state, self._keys) and _agree(is_, state.values(), self._all)):
+        if not all(is_same_memory(share.local(owner), self._moved[i]) for i, share, owner in self._shares):
             return None
-        names, entries = chain.from_iterable(self._states), chain.from_iterable(map(dict.values, self._states))
-        if not (_agree(eq, names, self._names) and _agree(is_, entries, self._entries) and self._whereabouts.holds()):
+        if [*chain.from_iterable(self._states)] != self._names or not self._whereabouts.holds():
             return None
-        try:
-            counts = [*map(Tensor.item, self._counters)]
-        except RuntimeError:  # no longer one number
-            return None
-        are_counts = {*map(type, counts)} <= {int} and min(counts, default=0) >= 0
-        return counts if are_counts else None  # type: ignore[return-value]
+        steps: list[int] = [*map(np.ndarray.item, self._counters)]
+        return steps if min(steps, default=0) >= 0 and max(steps, default=0) < LAST_STEP else None
 
     def kinds(self, steps: Sequence[int]) -> dict[tuple[Any, int], Kind]:
-        """Give the kinds of units after so many steps, by what tells them apart here."""
+        """Give the kinds of units that have taken these numbers of steps, by what tells them apart here."""
         return {
             (kind, taken): Kind(kind[0], taken + 1, *kind[1:])
             for kind, taken in {*zip(self._kinds, steps, strict=True)}
         }
 
-    def add_to(self, update: Update, steps: Sequence[int], recipes: Mapping[Any, Recipe]) -> bool:
-        """Put all members into an update, or none of them where a gradient has to be copied first.
-
-        `recipes` has that of each of the `kinds`.
-        """
+    def gradients(self) -> list[Tensor] | None:
+        """Give the gradient of each, if all can be read where they lie, as their parameters do; else None."""
         grads = [*map(_grad, self._owners)]
-        if [*map(_dtype, grads)] != self._dtypes or not _agree(eq, map(Tensor.stride, grads), self._strides):
-            return False
+        for i, share, _ in self._shares:
+            grads[i] = share.gradient(grads[i])
+        if {*map(type, grads)} - {Tensor} or not all(map(eq, map(_form, grads), self._forms)):
+            return None
+        if not all(map(eq, map(Tensor.size, grads), self._sizes)):
+            return None
+        if not all(map(eq, map(Tensor.stride, grads), self._strides)):
+            return None
         if any(map(Tensor.is_neg, grads)) or any(map(Tensor._is_zerotensor, grads)):
-            return False
+            return None
+        return grads
+
+    def add_to(
+        self, update: Update, grads: Sequence[Tensor], steps: Sequence[int], recipes: Mapping[Any, Recipe]
+    ) -> None:
+        """Put all members into an update, with these gradients and the recipe of each of the `kinds`."""
         distinct = [*recipes.values()]
         of_units = [recipes[key] for key in zip(self._kinds, steps, strict=True)] if len(recipes) > 1 else None
         for batch, places, taken in self._batches:
@@ -117,9 +135,8 @@ class Standing:
                 continue
             ms = [self._states[i]["exp_avg"] for i in some if "exp_avg" in self._states[i]]
             update.scale(recipe.coefficients, [self._xs[i] for i in some], [grads[i] for i in some], ms)
-        update.counters += self._counters
-        update.moved += self._owners
-        return True
+        update.counted.append((self._counters, [taken + 1 for taken in steps]))
+        update.moved += self._uncounted  # torch counts the versions of what it moves itself
 
 
 class Whereabouts:
@@ -164,31 +181,24 @@ def shared(values: Iterable[Any]) -> list[Any]:
     return [known.setdefault(value, value) for value in values]
 
 
-def _agree(compare: Callable[[Any, Any], bool], now: Iterable[Any], before: Iterable[Any]) -> bool:
-    """Whether these are as many, and each compares with its own; no two of `now` need to be there at once."""
-    return all(map(compare, chain(now, _END), chain(before, _END)))
-
-
-_END = (object(),)
-
-
 def _stands(unit: Unit) -> bool:
-    """Whether a unit is known, moves where it lies, and has its steps counted by the host."""
+    """Tell whether a unit is known, moves where its local part lies, and has its steps counted by the host."""
     known = unit.known
-    if known is None or known.capturable or unit.share is not None:
+    if known is None or known.capturable:
         return False
     return bool(unit.places) or (_is_closed(unit) and unit.owner.dtype == statistics_dtype(unit.owner))
 
 
 def _is_closed(unit: Unit) -> bool:
-    """Whether a unit's blocks, which lie in one parameter, keep nothing."""
+    """Tell whether the blocks of a unit of one parameter keep nothing."""
     return unit.known is not None and "second_moment" not in unit.known.kept and not unit.spans
 
 
 def _kind(unit: Unit) -> tuple[Any, ...]:
     """Tell a unit's `Kind`, without the step."""
     kept = unit.known.kept if unit.known is not None else ()
-    return unit.index, statistics_dtype(unit.owner), max(unit.cut.sizes, default=1), tuple(kept)
+    processes = None if unit.share is None else unit.share.processes
+    return unit.index, statistics_dtype(unit.owner), max(unit.cut.sizes, default=1), tuple(kept), processes
 
 
 def _by_batch(units: Sequence[Unit]) -> list[tuple[Batch, Places, Callable[[Sequence[Any]], Sequence[Any]]]]:

@@ -1,4 +1,4 @@
-"""The state that a step finds and leaves: looked at when it has changed, brought into form, made where it is missing.
+"""Sees to the state of a step: looks at it when it has changed, brings it into form, makes what is missing.
 
 Nothing is put in place before the step succeeds: what is new or converted waits in the `Update`.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.storage import (
+    LAST_STEP,
     State,
     all_in_form,
     are_whole,
@@ -30,7 +31,7 @@ CAPTURABLE = ("cuda", "xpu", "hpu", "privateuseone", "xla")
 
 
 class Keeps(Protocol):
-    """What is needed of an optimizer to see to its state."""
+    """Names what an optimizer must have so that its state can be seen to."""
 
     averages_gradient: ClassVar[bool]
 
@@ -39,7 +40,7 @@ class Keeps(Protocol):
         """Hold the state of each parameter that has one; a user may have put anything there."""
 
     def keeps_first_moment(self, group: Group) -> bool:
-        """Whether a group has a first moment."""
+        """Tell whether a group has a first moment."""
 
 
 class StepState:
@@ -89,10 +90,15 @@ class StepState:
         return states
 
     def _remember(self, unit: Unit, kept: Sequence[str]) -> None:
-        """Note that all is in order now. What has no numbers lies nowhere, and is looked at again each time."""
+        """Note that all is in order now.
+
+        What has no numbers lies nowhere, and is looked at again each time; so is what was made in inference mode, for
+        it cannot be written outside of it.
+        """
         parts = [unit.local(param) for param in unit.params]
-        if all(map(has_numbers, parts)):
-            states = [self._optimizer.state[param] for param in unit.params]
+        states = [self._optimizer.state[param] for param in unit.params]
+        made_to_infer = any(t.is_inference() for state in states for t in state.values())
+        if all(map(has_numbers, parts)) and not made_to_infer:
             unit.known = Known.of(kept, unit.group["capturable"], parts, states)
 
     def _fitted(self, unit: Unit, param: Tensor, blocks: Sequence[str], update: Update) -> State:
@@ -139,7 +145,7 @@ class StepState:
         if name == "step":
             return torch.tensor(0, dtype=torch.int64, device=counter_device(param, unit.group["capturable"]))
         if name == "cut":
-            return torch.tensor(unit.cut.fingerprint, dtype=torch.int64)
+            return torch.tensor(unit.cut.fingerprint, dtype=torch.int64, device="cpu")
         return torch.zeros(shape, dtype=statistics_dtype(param), device=unit.local(param).device)
 
     # Counters ------------------------------------------------------------------------------------------------------
@@ -153,7 +159,7 @@ class StepState:
         count = self._count(unit)
         if count is None:
             return 0
-        if _is_count(count) and are_whole(count) and (steps := int(count)) >= 0:
+        if _is_count(count) and are_whole(count) and 0 <= (steps := int(count)) < LAST_STEP:
             return steps
         raise ValueError(self._no_count(unit, count))
 
@@ -175,7 +181,8 @@ class StepState:
         return self._held(unit, unit.owner).get("step")
 
     def _no_count(self, unit: Unit, count: object) -> str:
-        return refusal(self._owner, "step", f"a count of steps (in the state of {_describe(unit, unit.owner)})", count)
+        rule = f"a count of steps, below 2**63 - 1 (in the state of {_describe(unit, unit.owner)})"
+        return refusal(self._owner, "step", rule, count)
 
 
 def _of_blocks(group: Group, step: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What an optimizer keeps from step to step: names, shapes, and the one form in which a kernel is given them.
+"""Says what an optimizer keeps from step to step: names, shapes, and the one form in which a kernel is given them.
 
 For each parameter `step` and, where there is a first moment, `exp_avg`. For the blocks of a unit, with its owner, `cut`
 and the tensors of `WIDTHS`:
@@ -38,6 +38,10 @@ WIDTHS: dict[str, Callable[[int], int]] = {
 _TILED = ("basis", "eigenvalues")
 
 Shape = tuple[int, ...]
+
+
+LAST_STEP = 2**63 - 1
+"""A counter is int64, so no step has a higher number."""
 
 
 def block_state_names(amsgrad: bool, refresh_every: int) -> list[str]:
@@ -85,6 +89,8 @@ def counter_device(param: Tensor, capturable: bool) -> torch.device:
 
 def are_whole(counts: Tensor) -> bool:
     """Tell whether all numbers of a tensor are counts that int64 holds, and none is lost by a cast to it."""
+    if counts.dtype == torch.uint64 and has_numbers(counts):
+        return bool((counts.to(torch.int64) >= 0).all())  # 2⁶³ and more come out negative
     if not counts.is_floating_point() or not has_numbers(counts):
         return True
     return bool((counts.abs() < 2.0**63).all()) and counts.equal(counts.trunc())
@@ -115,7 +121,8 @@ def in_form(
     if not has_numbers(value) and has_numbers(param):
         raise ValueError(refusal(owner, name, f"one with numbers (in the state of {whose})", value.device))
     in_place = value.dtype == dtype and value.device == device and value.is_contiguous() and not value.is_neg()
-    if in_place and not value.requires_grad and torch._debug_has_internal_overlap(value) == 0:
+    writable = not value.requires_grad and (torch.is_inference_mode_enabled() or not value.is_inference())
+    if in_place and writable and torch._debug_has_internal_overlap(value) == 0:
         return value
     return value.detach().to(dtype=dtype, device=device, copy=True, memory_format=torch.contiguous_format).resolve_neg()
 

@@ -1,4 +1,4 @@
-"""A step as torch.compile sees it: one operation, with all that it reads and all that it changes.
+"""Shows a step to torch.compile: one operation, with all that it reads and all that it changes.
 
     blockadapt::step_(params!, grads, kept!, lrs, positions, moved, optimizer)
 
@@ -107,7 +107,7 @@ class Twin:
         self._optimizer = original.alike(groups, state)
 
     def fits(self, params: Sequence[Tensor], kept: Sequence[Tensor], positions: Sequence[int]) -> bool:
-        """Whether it was made of these tensors."""
+        """Tell whether the twin was made of these tensors."""
         return self._key == _key(params, kept, positions)
 
     def step(self, original: Any, grads: Sequence[Tensor], lrs: Sequence[Tensor], moved: Sequence[int]) -> None:
@@ -169,7 +169,7 @@ class TracedStep:
         self._init_group(params, grads, kept, positions, moved)
         lrs = [group["lr"] for group in self._groups]
         # A product stays one when lr becomes another number; a new tensor of it would be compiled anew.
-        lrs = [lr if isinstance(lr, Tensor) else torch.ones((), dtype=torch.float64) * lr for lr in lrs]
+        lrs = [lr if isinstance(lr, Tensor) else torch.ones((), dtype=torch.float64, device="cpu") * lr for lr in lrs]
         if params:
             step_(params, grads, kept, lrs, positions, moved, self._name)
         return loss
@@ -212,7 +212,7 @@ class TracedStep:
         moved: Sequence[int],
     ) -> None:
         """Do what `step_` promises."""
-        with self._alone():
+        with self._alone:
             twin = self._twin
             if twin is None or not twin.fits(params, kept, positions):
                 twin = self._twin = Twin(self, params, kept, positions)

@@ -1,4 +1,4 @@
-"""Units: what keeps its blocks together, one parameter, or all parameters of a group whose blocks span them.
+"""Defines units, which keep blocks together: one parameter, or all parameters of a group whose blocks span them.
 
 Everything that walks through an optimizer's blocks walks through its units: a step, a checkpoint, a plan, diagnostics.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import eq
+from operator import eq, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,13 +25,13 @@ COUNTS = ("step", "cut")
 
 
 class Known(NamedTuple):
-    """What a step has found in order, in flat tuples, for every step asks whether it still is.
+    """Holds what a step has found in order, in flat tuples, for every step asks whether it still is.
 
     Attributes:
         kept: The names of what a step needs to find there.
         capturable: Whether the steps are counted where the parameter lies.
         entries: Names and tensors of the state of each parameter.
-        tensors: The parameters and what else a kernel is given, with where each lies and how it is to be read:
+        tensors: The parameters and what else a step writes, with where each lies and how it is to be read:
         addresses, dtypes, shapes, strides: these four.
     """
 
@@ -53,8 +53,8 @@ class Known(NamedTuple):
         states: Sequence[Mapping[str, Tensor]],
     ) -> Known:
         """Note all of it as it is now."""
-        statistics = [t for state in states for name, t in state.items() if name not in COUNTS]
-        tensors = (*params, *statistics)
+        written = [t for state in states for name, t in state.items() if name != "cut"]
+        tensors = (*params, *written)
         return cls(
             kept,
             capturable,
@@ -67,7 +67,7 @@ class Known(NamedTuple):
         )
 
     def holds(self, kept: Sequence[str], capturable: bool, states: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether nothing of it has changed."""
+        """Tell whether nothing of it has changed."""
         if kept != self.kept or capturable is not self.capturable:
             return False
         for state, entries in zip(states, self.entries, strict=True):
@@ -85,7 +85,7 @@ class Known(NamedTuple):
 
 
 class Share(Protocol):
-    """What of a unit lies in this process, where that is not simply all of it."""
+    """Says what of a unit lies in this process, where that is not simply all of it."""
 
     @property
     def rows(self) -> tuple[int, int] | None:
@@ -116,7 +116,7 @@ class Share(Protocol):
 
 @dataclass(eq=False)
 class Unit:
-    """One parameter, or all parameters of a param group whose blocks span them.
+    """Is one parameter, or all parameters of a param group whose blocks span them.
 
     Attributes:
         group: Its param group.
@@ -147,7 +147,7 @@ class Unit:
 
     @property
     def spans(self) -> bool:
-        """Whether blocks may hold coordinates of several parameters."""
+        """Tell whether blocks may hold coordinates of several parameters."""
         return isinstance(self.cut, IndexGroups)
 
     @property
@@ -190,20 +190,32 @@ class Unit:
         return tuple(param.shape) if rows is None else (rows[1] - rows[0], *param.shape[1:])
 
     def is_moved(self) -> bool:
-        """Whether any of it has a gradient."""
+        """Tell whether any of its parameters has a gradient."""
         return self.owner.grad is not None or any(param.grad is not None for param in self.params[1:])
 
     def is_known(self, kept: Sequence[str], capturable: bool, states: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether all is as the last step left it."""
+        """Tell whether all is as the last step left it."""
         if self.known is None or not self.known.holds(kept, capturable, states):
             return False
         if self.share is None:
             return True
-        return all(self.local(param) is tensor for param, tensor in zip(self.params, self.known.tensors, strict=False))
+        return all(map(is_same_memory, map(self.local, self.params), self.known.tensors))
 
     def forget(self) -> None:
         """Let go of the places, and look at everything again: views keep the memory of what was freed."""
         self.places = self.tables = self.known = None
+
+
+def is_same_memory(now: Tensor, kept: Tensor) -> bool:
+    """Whether both are the same memory, read alike: `kept` holds it, so that nothing else lies there.
+
+    FSDP2 makes the tensor of what is local anew in each step, and lets the numbers lie.
+    """
+    if now is kept:
+        return True
+    if now.data_ptr() != kept.data_ptr() or now.dtype is not kept.dtype or now.is_neg():
+        return False
+    return now.shape == kept.shape and now.stride() == kept.stride()
 
 
 def units_of(group: Group, index: int) -> Iterator[Unit]:
@@ -227,7 +239,7 @@ def _cut(group: Group, params: Sequence[Tensor]) -> Cut:
 
 
 def is_closed(group: Group, step: Term) -> bool:
-    """Whether the clip's interval has closed, so that blocks keep nothing. It cannot before α* is known.
+    """Tell whether the clip's interval has closed, so that blocks keep nothing. It cannot before α* is known.
 
     Under `capturable` it never does: the host does not know the step, and a captured step is the same each time.
     """
@@ -238,16 +250,17 @@ def is_closed(group: Group, step: Term) -> bool:
     return known and step > 0 and clip.is_closed(int(step))
 
 
-def describe(group: Group, index: int, position: int) -> str:
-    """Call a parameter as messages do."""
+def describe(group: Group, index: int | None, position: int) -> str:
+    """Call a parameter as messages do; `index` is None where a group is not in an optimizer yet."""
     names = group.get("param_names") or ()
     if position < len(names):  # a parameter that was put into the list later has none
         return repr(names[position])
-    return f"parameter {position} of group {index} (shape {tuple(group['params'][position].shape)})"
+    where = "its group" if index is None else f"group {index}"
+    return f"parameter {position} of {where} (shape {tuple(group['params'][position].shape)})"
 
 
 class Units:
-    """The units of an optimizer, made once, and made again for a group whose parameters or grouping have changed.
+    """Makes the units of an optimizer once, and again for a group whose parameters or grouping have changed.
 
     Args:
         require_options: Raises unless a group's options are valid by themselves.
@@ -275,6 +288,8 @@ class Units:
         Raises:
             ValueError: An option that was set since is not valid, or does not fit the group's parameters.
         """
+        if len(groups) == len(self._known) and all(map(_Group.holds, self._known, groups)):
+            return _units(self._known)
         before = [*self._known, *[_Group()] * len(groups)]
         known = [self._with_options(group, before[index]) for index, group in enumerate(groups)]
         others = [index for index, group in enumerate(groups) if not known[index].is_cut(group)]
@@ -293,10 +308,10 @@ class Units:
         return units
 
     def _with_options(self, group: Group, known: _Group) -> _Group:
-        options = _options(group)
-        if not _are_equal(known.options, options):
-            self._require_options(group)
-        return known._replace(options=options)
+        if known.options is not None and known.options.hold(group):
+            return known
+        self._require_options(group)
+        return known._replace(options=_Options.of(group))
 
     def _cut(self, index: int, group: Group, known: _Group) -> _Group:
         self._require_cut(group)
@@ -305,15 +320,19 @@ class Units:
 
 
 class _Group(NamedTuple):
-    """A group as it was when it was last looked at."""
+    """Remembers a group as it was when it was last looked at."""
 
-    options: list[Any] | None = None
+    options: _Options | None = None
     cutting: list[Any] | None = None
     shapes: Sequence[tuple[int, ...]] = ()
     units: Sequence[Unit] = ()
 
+    def holds(self, group: Group) -> bool:
+        """Whether nothing has changed since of its options, nor of what decides how it is cut."""
+        return self.options is not None and self.options.hold(group) and self.is_cut(group)
+
     def is_cut(self, group: Group) -> bool:
-        """Whether nothing has changed since of what decides how it is cut."""
+        """Tell whether all that decides how the group is cut is unchanged."""
         as_before = _are_equal(self.cutting, _cutting(group))
         return as_before and all(map(eq, map(Tensor.size, group["params"]), self.shapes))
 
@@ -322,10 +341,28 @@ def _units(groups: Sequence[_Group]) -> list[Unit]:
     return [unit for group in groups for unit in group.units]
 
 
-def _options(group: Group) -> list[Any]:
-    """List every option that not each step looks at, with its type, for 1.0 is equal to 1; lists change in place."""
-    values = [value for name, value in group.items() if name not in _APART]
-    return [list(group), [*map(type, values)], [list(value) if isinstance(value, list) else value for value in values]]
+class _Options(NamedTuple):
+    """Remembers the options of a group that not each step looks at, with their types, for 1.0 is equal to 1."""
+
+    names: list[str]
+    of_group: Callable[[Group], tuple[Any, ...]]
+    types: list[type]
+    values: list[Any]
+
+    @classmethod
+    def of(cls, group: Group) -> _Options:
+        """Note the options of a group; lists change in place, so theirs are copies."""
+        of_group = itemgetter(*[name for name in group if name not in _APART])
+        values = of_group(group)
+        copies = [[*value] if isinstance(value, list) else value for value in values]
+        return cls([*group], of_group, [*map(type, values)], copies)
+
+    def hold(self, group: Group) -> bool:
+        """Tell whether no option of the group has changed."""
+        if [*group] != self.names:
+            return False
+        values = [*self.of_group(group)]
+        return [*map(type, values)] == self.types and _are_equal(self.values, values)
 
 
 _APART = ("params", "param_names", "lr", "skipped_steps", "estimate")

@@ -1,4 +1,4 @@
-"""Stage 5: one step in the making. Nothing is touched until `write_`, and all that may raise lies before it."""
+"""Makes one step, of stage 5. Nothing is touched until `write_`, and all that may raise comes before it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from blockadapt.spectrum import SpectralFunction
 
 
 class Scaled(NamedTuple):
-    """Parameters that move without linear algebra, their gradients, and their first moments where they have any."""
+    """Holds parameters that move without linear algebra, their gradients, and their first moments if they have any."""
 
     xs: list[Tensor]
     gs: list[Tensor]
@@ -50,6 +51,7 @@ class Update:
     standing: dict[Batch, Segments] = field(default_factory=dict)
     scaled: dict[Coefficients, Scaled] = field(default_factory=dict)
     counters: list[Tensor] = field(default_factory=list)
+    counted: list[tuple[Sequence[np.ndarray], Sequence[int]]] = field(default_factory=list)
     moved: list[Tensor] = field(default_factory=list)
     finish: list[Callable[[], object]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -161,7 +163,8 @@ class Update:
         """Make the step ready. New tensors are made here, before anything is written: memory may run out."""
         batches: dict[Batch, Sequence[Segment]] = {**self.standing}
         batches |= {batch: [*self.standing.get(batch, ()), *segments] for batch, segments in self.batches.items()}
-        self.changes = kernels.prepare(batches)
+        if batches:
+            self.changes = kernels.prepare(batches)
         for coefficients, scaled in self.scaled.items():
             gs = _descent(scaled, coefficients)
             self.moves.append((gs, _scaled_on_device(scaled._replace(gs=gs), coefficients)))
@@ -174,9 +177,12 @@ class Update:
             _scaled_step_(scaled._replace(gs=gs), coefficients, moves)
         if self.counters:
             torch._foreach_add_(self.counters, 1)
+        for counters, steps in self.counted:
+            any(map(np.ndarray.fill, counters, steps))  # `fill` returns None, so all of them are filled
         for action in self.finish:
             action()
-        torch.autograd.graph.increment_version(self.moved)  # autograd does not see what is written through addresses
+        if self.moved:  # autograd does not see what is written through addresses
+            torch.autograd.graph.increment_version(self.moved)
 
 
 def _on_device_of(param: Any, table: Tensor) -> Tensor:

@@ -657,7 +657,8 @@ def test_a_resumed_run_continues_the_history_identically(name: str, tmp_path: Pa
     for cut in range(10):
         model = network()
         again = SpectrumRecorder(optimizer := MAKERS[name](model.named_parameters()), every=3)
-        for thing, state in zip((model, optimizer, again), torch.load(tmp_path / f"{cut}.pt"), strict=True):
+        states = torch.load(tmp_path / f"{cut}.pt", weights_only=True)
+        for thing, state in zip((model, optimizer, again), states, strict=True):
             thing.load_state_dict(state)
         train(model, optimizer, range(cut, 10))
         assert without_nan(again.history) == without_nan(recorder.history)

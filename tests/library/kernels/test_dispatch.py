@@ -62,11 +62,25 @@ def network() -> nn.Sequential:
         (64, torch.float64, "numba"),
         (65, torch.float32, "eigh"),
         (1, torch.float32, "numba"),
+        (10, torch.float16, "eigh"),
     ],
 )
 def test_the_fast_kernel_takes_blocks_of_up_to_64_and_eigh_the_rest(n: int, dtype: torch.dtype, name: str) -> None:
     assert get_kernel("auto").kernel_for(Batch(n, dtype, CPU, INVERSE_ROOT)).name == name
     assert get_kernel("eigh").kernel_for(Batch(n, dtype, CPU, INVERSE_ROOT)).name == "eigh"
+
+
+def test_the_fast_kernel_takes_a_function_that_has_a_formula_for_lanes() -> None:
+    class Constant(SpectralFunction):
+        lanes = staticmethod(lambda eigenvalue, lr, damping: lr)
+
+    for function, name in ((Constant(), "numba"), (SpectralFunction(), "eigh")):
+        assert get_kernel("auto").kernel_for(Batch(10, torch.float32, CPU, function)).name == name
+
+
+def test_without_numba_eigh_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blockadapt.kernels.cpu.kernel._work", lambda: None)
+    assert get_kernel("auto").kernel_for(Batch(10, torch.float32, CPU, INVERSE_ROOT)).name == "eigh"
 
 
 def test_on_another_device_eigh_takes_over() -> None:

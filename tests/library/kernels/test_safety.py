@@ -136,6 +136,21 @@ def test_a_gradient_that_does_not_reach_to_the_end_of_the_parameter_is_refused()
     assert_refused(beyond, "grad", "at least 800 bytes from its first element on, got 796.", good)
 
 
+@pytest.mark.parametrize("begin", [0, 5])
+def test_an_empty_view_of_a_gradient_is_refused_at_first_and_after_a_good_step(begin: int) -> None:
+    """It lies at address 0, whatever its storage holds and wherever in it the view begins."""
+    good = replace(training(5, 40, torch.float32), grad=torch.randn(200 + begin)[begin:].view(40, 1, 5))
+    kernel, segment = NumbaKernel(), good.segment()
+    for _ in range(2):
+        before = bits(good)
+        with pytest.raises(
+            ValueError, match=r"`grad` must be .* at least 800 bytes from its first element on, got 0\."
+        ):
+            kernel.prepare(good.batch, [segment._replace(grad=good.grad[:0])])
+        assert bits(good) == before
+        kernel.prepare(good.batch, [segment]).write_()
+
+
 def test_a_place_that_begins_later_in_its_parameter_needs_more_of_the_gradient() -> None:
     good = training(5, 40, torch.float32).segment()
     kernel = NumbaKernel()

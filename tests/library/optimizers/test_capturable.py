@@ -34,7 +34,7 @@ from blockadapt import (
 from blockadapt.kernels import Batch, Change, Kernel, Segment, Tally
 from blockadapt.optimizers import BlockOptimizer, gradients, step_state
 from blockadapt.optimizers.peak import peak_lr
-from blockadapt.optimizers.standing import Standing
+from blockadapt.optimizers.preparation import Preparation
 
 AWAY = "lazy:0"
 SHAPES = ((2, 1, 3, 3), (7, 25), (5,), ())
@@ -262,8 +262,8 @@ def test_a_step_that_finds_all_as_it_was_reads_nothing(
     groups = [{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.1}]
     optimizer = BlockAdam(groups, backend=Downhill(), on_nonfinite="propagate", clip=clip, block_size=3)
     steps(optimizer, params, number=1)
-    stood, add_to = [], Standing.add_to
-    monkeypatch.setattr(Standing, "add_to", lambda *args: stood.append(add_to(*args)) or stood[-1])
+    stood, repeated = [], Preparation._repeated
+    monkeypatch.setattr(Preparation, "_repeated", lambda *args: stood.append(repeated(*args)) or stood[-1])
     reads: list[tuple[int, ...]] = []
 
     def refused(name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,8 @@ from torch.optim import lr_scheduler
 
 from blockadapt import BlockAdaFom, BlockAdagrad, BlockAdam, BlockAdamW, BlockRMSprop, IndexGroups, SpectrumClip
 from blockadapt.optimizers import BlockOptimizer
+from support.cases import each_backend
+from support.changes import trained
 from support.contract_cases import (
     CASES,
     CLASSES,
@@ -33,6 +34,7 @@ from support.contract_cases import (
     train,
     twins,
 )
+from support.files import through_a_file
 
 SAVED_AT, END = 5, 8
 """Kept bases (`refresh_every=3`, blocks of 2) are found anew at steps 1, 2, 4 and 7: step 5 is in mid-interval."""
@@ -59,14 +61,6 @@ def resumed_cases() -> list[Any]:
         for cls in CLASSES
         for name, options in {**RESUMED, **(AMSGRAD if issubclass(cls, BlockAdam) else {})}.items()
     ]
-
-
-def through_a_file(content: Any) -> Any:
-    """Saved and loaded as a careful user does it."""
-    file = io.BytesIO()
-    torch.save(content, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def parameters(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -195,6 +189,16 @@ def test_an_untrained_state_fits(cls: type[BlockOptimizer]) -> None:
     assert not target.state
 
 
+def test_a_state_that_has_counted_no_step_fits() -> None:
+    """`torch.distributed.checkpoint` makes one, and fills it in place."""
+    state_dict = saved_state()
+    for state in state_dict["state"].values():
+        state["step"].zero_()
+    optimizer = BlockAdam(parameters((4, 3), (3,)))
+    optimizer.load_state_dict(state_dict)
+    assert [int(state["step"]) for state in optimizer.state.values()] == [0, 0]
+
+
 def test_adam_and_adamw_share_their_state() -> None:
     """The statistics mean the same in both; only the decay differs, and that is the class's."""
     adam, adamw = BlockAdam(parameters((4, 3))), BlockAdamW(parameters((4, 3)))
@@ -281,6 +285,20 @@ def test_loading_shares_nothing_with_what_was_loaded(case: OptimizerCase) -> Non
     for group in state_dict["param_groups"]:
         group["lr"] = 7.0
     assert everything(resumed) == target
+
+
+@each_backend
+def test_a_checkpoint_counts_by_its_numbers_whatever_its_strides(backend: str) -> None:
+    (param, optimizer), (twin, plain) = trained(backend=backend), trained(backend=backend)
+    saved = plain.state_dict()
+    for name in ("exp_avg", "second_moment"):
+        saved["state"][0][name] = saved["state"][0][name].t().contiguous().t()
+        assert not saved["state"][0][name].is_contiguous()
+    plain.load_state_dict(saved)
+    for each in (optimizer, plain):
+        each.step()
+    assert everything(plain) == everything(optimizer)
+    assert twin.equal(param)
 
 
 def test_a_state_dict_does_not_expose_the_explicit_blocks() -> None:
@@ -510,6 +528,13 @@ def test_a_clipped_state_without_the_lr_it_began_with_is_refused() -> None:
     refused(BlockAdam(parameters((4, 3), (3,)), clip=OPEN), state_dict, first_lr)
 
 
+def test_a_first_moment_is_refused_where_none_is_kept() -> None:
+    state_dict = saved_state(BlockRMSprop)
+    state_dict["state"][0]["exp_avg"] = torch.zeros(4, 3)
+    message = r"`state` must be a state with nothing but step, cut, .* \(for parameter 0\), got 'exp_avg'\.$"
+    refused(BlockRMSprop(parameters((4, 3), (3,))), state_dict, message)
+
+
 def test_a_state_without_second_moment_is_refused_while_the_clip_is_open() -> None:
     params = parameters((4, 3), (3,))
     optimizer = BlockAdam(params, clip=CLOSING)
@@ -533,7 +558,16 @@ def test_a_joint_state_that_lacks_one_parameter_is_refused(missing: int) -> None
 
 
 @pytest.mark.parametrize(
-    "not_a_state", [{}, {"model": {}, "optimizer": {}}, nn.Linear(2, 2).state_dict()], ids=["empty", "whole", "model"]
+    ("not_a_state", "found"),
+    [
+        ({}, []),
+        ({"model": {}, "optimizer": {}}, ["model", "optimizer"]),
+        (nn.Linear(2, 2).state_dict(), ["bias", "weight"]),
+        ([1, 2], "list"),
+    ],
+    ids=["empty", "whole", "model", "list"],
 )
-def test_what_is_no_optimizer_state_is_refused(not_a_state: dict[str, Any]) -> None:
-    refused(BlockAdam(parameters((4, 3), (3,))), not_a_state, r"^BlockAdam\.load_state_dict: ")
+def test_what_is_no_optimizer_state_is_refused(not_a_state: Any, found: Any) -> None:
+    rule = "`state_dict` must be an optimizer's, with 'state' and 'param_groups'"
+    message = exactly(f"BlockAdam.load_state_dict: {rule}, got one with {found}.")
+    refused(BlockAdam(parameters((4, 3), (3,))), not_a_state, message)

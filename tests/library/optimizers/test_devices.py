@@ -1,6 +1,6 @@
-"""The contract on every device: what a step does, leaves alone, refuses and keeps, for every case of the table.
+"""What of the contract a device can change: what a step does, leaves alone, refuses and keeps, on every device.
 
-Without a GPU only the CPU is asked, which shows that the tests are sound; `pytest -m cuda` asks the GPU.
+Without a GPU only the CPU is asked, which shows that the tests are sound; with one, `pytest -m cuda` asks it alone.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ import io
 import pytest
 import torch
 
-from blockadapt import BlockAdam, NonFiniteGradientError
+from blockadapt import BlockAdam, NonFiniteGradientError, SpectrumClip
 from blockadapt.optimizers import BlockOptimizer
-from support.contract_cases import CASES, OptimizerCase, everything, give_gradients_, grad_bits, run, twins
+from support.cases import DEVICES
+from support.contract_cases import (
+    CASES,
+    PLAIN,
+    OptimizerCase,
+    bits,
+    everything,
+    give_gradients_,
+    grad_bits,
+    run,
+    state_bits,
+    twins,
+)
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-every_device = pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")],
-        ),
-    ],
-)
+every_class = pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.cls.__name__)
+every_device = pytest.mark.parametrize("device", DEVICES)
 
 
 def built(case: OptimizerCase, device: str, dtype: torch.dtype = torch.float32) -> BlockOptimizer:
@@ -109,3 +113,80 @@ def test_a_parameter_without_gradient_is_untouched(device: str) -> None:
     assert torch.equal(still, before[0])
     assert still not in optimizer.state
     assert not any(torch.equal(param, old) for param, old in zip(others, before[1:], strict=True))
+
+
+@every_device
+@pytest.mark.parametrize("lr_device", ["cpu", "its own"])
+@every_class
+def test_a_tensor_lr_updated_in_place_is_the_same_number(case: OptimizerCase, lr_device: str, device: str) -> None:
+    by_number, by_tensor = built(case, device), built(case, device)
+    lr = torch.full((), 0.05, dtype=torch.float64, device="cpu" if lr_device == "cpu" else device)
+    by_tensor.param_groups[0]["lr"] = lr
+    for step, value in enumerate((0.05, 0.3), start=1):
+        by_number.param_groups[0]["lr"] = value
+        lr.fill_(value)
+        for optimizer in (by_number, by_tensor):
+            run(optimizer, [step])
+    torch.testing.assert_close(parameters(by_tensor), parameters(by_number), rtol=1e-6, atol=1e-7)
+    assert by_tensor.param_groups[0]["lr"] is lr
+
+
+@every_device
+@every_class
+def test_a_grad_scaler_skips_a_step_that_overflows(case: OptimizerCase, device: str) -> None:
+    optimizer, expected = built(case, device), built(case, device)
+    run(expected, [1, 2])
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
+    for step in (1, "overflow", 2):
+        params = parameters(optimizer)
+        give_gradients_(params, 9 if step == "overflow" else int(step))
+        scale = scaler.scale(torch.ones((), device=device)) * (torch.inf if step == "overflow" else 1)
+        for param in params:
+            param.grad *= scale
+        before = everything(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert (everything(optimizer) == before) == (step == "overflow")
+    assert everything(optimizer) == everything(expected)
+
+
+@every_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@every_class
+def test_a_half_precision_step_is_that_of_float32_rounded(case: OptimizerCase, dtype: torch.dtype, device: str) -> None:
+    half = built(case, device, dtype)
+    full = case.build([param.detach().float().requires_grad_() for param in parameters(half)])
+    give_gradients_(parameters(half), 1)
+    for rounded, exact in zip(parameters(half), parameters(full), strict=True):
+        exact.grad = rounded.grad.float()
+    for optimizer in (half, full):
+        optimizer.step()
+    assert [bits(param) for param in parameters(half)] == [bits(param.to(dtype)) for param in parameters(full)]
+    assert state_bits(half) == state_bits(full)
+
+
+@every_device
+@every_case
+def test_the_default_device_of_torch_changes_nothing(case: OptimizerCase, device: str) -> None:
+    """As `torch.set_default_device`: what an optimizer makes lies with its parameters or on the host all the same."""
+    optimizer, expected = built(case, device), built(case, device)
+    run(expected, range(1, 5))
+    for step in range(1, 5):
+        give_gradients_(parameters(optimizer), step)
+        with torch.device("meta"):
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+    assert everything(optimizer) == everything(expected)
+
+
+@pytest.mark.parametrize("backend", ["auto", "eigh"])
+def test_the_default_device_of_torch_changes_nothing_that_a_clip_measures(backend: str) -> None:
+    optimizer, expected = (
+        BlockAdam(model.parameters(), backend=backend, clip=SpectrumClip.auto(steps=20)) for model in twins()
+    )
+    run(expected, range(1, 5))
+    for step in range(1, 5):
+        give_gradients_(parameters(optimizer), step)
+        with torch.device("meta"):
+            optimizer.step()
+    assert everything(optimizer) == everything(expected)

@@ -230,6 +230,15 @@ def test_a_closed_clip_is_heavy_ball_sgd(
 
 
 @each_backend
+def test_a_closed_clip_leaves_decoupled_weight_decay_to_lr(backend: str) -> None:
+    """x ← (1 − lr · decay) x − α* m."""
+    param = dense(4, 3)
+    x, param.grad = param.detach().clone(), torch.ones_like(param)
+    BlockAdamW([param], lr=0.01, betas=(0.0, 0.999), weight_decay=0.5, clip=CLOSED, backend=backend).step()
+    torch.testing.assert_close(param.detach(), 0.995 * x - CLOSED.final_lr)
+
+
+@each_backend
 @pytest.mark.parametrize("grouping", ["auto", "joint"])
 def test_sgd_takes_over_at_the_step_that_closes_the_clip(grouping: str, backend: str) -> None:
     """From there on both walk together, given x and the momentum at that step."""
@@ -330,8 +339,9 @@ def test_tensor_and_joint_and_one_long_run_agree_on_a_single_parameter(
 
         return trajectory(make, [(3, 4)], grads)
 
+    expected = path("tensor")
     for other in ("joint", "chunk", IndexGroups([range(12)])):
-        assert_same_path(path(other), path("tensor"), SAME_FORMULA)
+        assert_same_path(path(other), expected, SAME_FORMULA)
 
 
 # ---------------------------------------------------------------------------------------------------------- symmetries

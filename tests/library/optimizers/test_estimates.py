@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -14,15 +13,17 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from blockadapt import BlockAdam, SpectrumClip
-from blockadapt.kernels import Batch, Change, Segment
+from blockadapt.kernels import Batch, Change, Segment, Tally
 from blockadapt.kernels.eigh import EighKernel
 from blockadapt.moments import unpack
+from blockadapt.optimizers.estimates import _added
 from blockadapt.optimizers.peak import peak_lr, set_peak_
 from blockadapt.optimizers.unit import Group
 from blockadapt.spectrum import Estimate
 from support import ranks_errands
 from support.cases import each_backend
 from support.contract_cases import bits, give_gradients_, param_bits, run, twins
+from support.files import through_a_file
 from support.processes import together
 
 WIDE = SpectrumClip("auto", gamma=1e-12)
@@ -238,6 +239,20 @@ def test_a_users_kernel_may_count_in_parts() -> None:
     assert isinstance(Segment._field_defaults["tally"], type(None))
 
 
+def test_a_tally_is_the_same_pair_in_plain_numbers_and_as_a_tensor() -> None:
+    for counted in ([], [torch.rand(2, 7)], [torch.rand(2)], [torch.rand(2), torch.rand(2, 2, 3)]):
+        tally = Tally(torch.device("cpu"))
+        for sums in counted:
+            tally.add(sums.double(), 0.3)
+        assert torch.equal(torch.as_tensor(tally.pair(), dtype=torch.float64), tally.total())
+
+
+def test_pairs_of_this_process_and_of_others_are_added_up() -> None:
+    other = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    for pairs in (((1.0, 2.0), other), (other, (1.0, 2.0))):
+        assert _added(*pairs).tolist() == [4.0, 6.0]
+
+
 # Closing -----------------------------------------------------------------------------------------------------------
 
 
@@ -270,11 +285,8 @@ def test_it_survives_every_way_to_keep_an_optimizer(clip: SpectrumClip) -> None:
     for optimizer in (whole, copied, saved):
         run(optimizer, [1, 2])
     copied = copy.deepcopy(copied)
-    file = io.BytesIO()
-    torch.save(saved.state_dict(), file)
-    file.seek(0)
     loaded = BlockAdam(nets[2].parameters())
-    loaded.load_state_dict(torch.load(file, weights_only=True))
+    loaded.load_state_dict(through_a_file(saved.state_dict()))
     for optimizer in (whole, copied, loaded):
         run(optimizer, [3, 4])
     ends = [param_bits(p for group in each.param_groups for p in group["params"]) for each in (whole, copied, loaded)]
@@ -307,6 +319,15 @@ def test_all_ranks_have_that_of_one_process(gamma: float) -> None:
         assert here == pytest.approx(alone, rel=1e-5)
         assert all(torch.equal(a, b) for a, b in zip(x, y, strict=True))
         assert all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(x, params, strict=True))
+
+
+def test_what_every_rank_moves_counts_once() -> None:
+    """Also in blocks of one, which are of one kind with the scalar."""
+    alone = [ranks_errands.measured_beside_a_scalar("one", size, 6) for size in (1, 2)]
+    calls = [(kind, size, 6) for kind in ("shared", "fsdp") for size in (1, 2)]
+    for answers in together(2, ranks_errands.for_each, ranks_errands.measured_beside_a_scalar, calls):
+        for here, there in zip(answers, alone * 2, strict=True):
+            assert here == pytest.approx(there, rel=1e-5)
 
 
 def test_a_checkpoint_of_two_ranks_keeps_it(tmp_path: Any) -> None:

@@ -50,7 +50,7 @@ def as_bytes(content: Any) -> bytes:
 # kill −9 -----------------------------------------------------------------------------------------------------------
 
 SAVING = """
-import os, signal, sys, io, torch
+import io, os, signal, sys, torch
 from blockadapt import BlockAdam
 from support.contract_cases import run
 
@@ -67,26 +67,37 @@ class Mortal:
         return len(data)
     def flush(self): pass
 
-path, step, life, atomic = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "atomic"
 generator = torch.Generator().manual_seed(11)
 weight = torch.nn.Parameter(torch.randn(6, 5, generator=generator))
 optimizer = BlockAdam([weight], block_size=3, amsgrad=True, refresh_every=4)
 content = lambda: {"weight": weight.detach().clone(), "optimizer": optimizer.state_dict()}
-run(optimizer, range(1, step))
-torch.save(content(), path)
-run(optimizer, [step])
-torch.save(content(), Mortal(path + ".part" if atomic else path, life))
-os.replace(path + ".part", path)
-os.kill(os.getpid(), signal.SIGKILL)
+run(optimizer, [1, 2])
+before = io.BytesIO()
+torch.save(content(), before)
+folder, *cases = sys.argv[1:]
+for case in cases:
+    child = os.fork()
+    if child == 0:
+        path, (how, life) = f"{folder}/{case}", case.split()
+        open(path, "wb").write(before.getbuffer())
+        run(optimizer, [3])
+        torch.save(content(), Mortal(path + ".part" if how == "beside" else path, int(life)))
+        os.replace(path + ".part", path)
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+BESIDE, OVER = [f"beside {life}" for life in (1, 700, 3000, 10**9)], [f"over {life}" for life in (1, 700, 3000)]
 
 
-def killed(path: Path, life: int, how: str) -> None:
-    tests = Path(__file__).parents[2]
-    paths = os.pathsep.join([str(Path(blockadapt.__file__).parents[1]), str(tests)])
-    arguments = [sys.executable, "-c", SAVING, str(path), "3", str(life), how]
-    child = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
-    assert child.returncode == -signal.SIGKILL, child.stderr
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What processes left that were killed while they saved: a file for each case. One process forks them all."""
+    folder = tmp_path_factory.mktemp("killed")
+    paths = os.pathsep.join([str(Path(blockadapt.__file__).parents[1]), str(Path(__file__).parents[2])])
+    arguments = [sys.executable, "-c", SAVING, str(folder), *BESIDE, *OVER]
+    parent = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert parent.stdout.split() == [str(-signal.SIGKILL)] * 7, parent.stderr
+    return folder
 
 
 def resumed(path: Path) -> tuple[int, BlockAdam]:
@@ -107,24 +118,20 @@ def uninterrupted(steps: int) -> BlockAdam:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9")
-@pytest.mark.parametrize("life", [1, 700, 3000, 10**9])
-def test_a_process_killed_while_it_saves_beside_resumes_from_the_last_whole_file(life: int, tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    killed(path, life, "atomic")
-    step, optimizer = resumed(path)
-    assert step == (3 if life == 10**9 else 2)
+@pytest.mark.parametrize("case", BESIDE)
+def test_a_process_killed_while_it_saves_beside_resumes_from_the_last_whole_file(case: str, killed: Path) -> None:
+    step, optimizer = resumed(killed / case)
+    assert step == (3 if case == BESIDE[-1] else 2)
     assert everything(optimizer) == everything(uninterrupted(step))
     run(optimizer, range(step + 1, 6))
     assert everything(optimizer) == everything(uninterrupted(5))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9")
-@pytest.mark.parametrize("life", [1, 700, 3000])
-def test_a_process_killed_while_it_overwrites_leaves_a_file_that_is_refused(life: int, tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    killed(path, life, "in place")
+@pytest.mark.parametrize("case", OVER)
+def test_a_process_killed_while_it_overwrites_leaves_a_file_that_is_refused(case: str, killed: Path) -> None:
     with pytest.raises(UNREADABLE):
-        resumed(path)
+        resumed(killed / case)
 
 
 # Damaged files -----------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import blockadapt
-from support import fuzzing
 from support.cases import each_backend
+from support.fuzzing import fuzz
 from support.guards import HAS_PAGES, Canaries
 
 needs_pages = pytest.mark.skipif(not HAS_PAGES, reason="guard pages need mprotect")
 
-TESTS = Path(fuzzing.__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 PATHS = os.pathsep.join([str(Path(blockadapt.__file__).parents[1]), str(TESTS)])
 
 
@@ -30,7 +30,7 @@ def child(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @each_backend
 def test_any_sequence_of_actions_follows_the_oracle_or_is_refused(backend: str) -> None:
-    fuzzing.fuzz(backend, sequences=150, guard=Canaries)
+    fuzz(backend, sequences=150, guard=Canaries)
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_any_sequence_of_actions_follows_the_oracle_or_is_refused(backend: str) 
 @each_backend
 def test_ten_thousand_sequences_touch_no_memory_but_their_own(backend: str, seed: int, tmp_path: Path) -> None:
     log = tmp_path / "sequence"
-    run = child(fuzzing.__file__, backend, seed, 500, log)
+    run = child("-m", "support.fuzzing", backend, seed, 500, log)
     assert run.returncode == 0, f"seed {seed}, exit {run.returncode}\n{log.read_text()}\n{run.stdout}\n{run.stderr}"
 
 

@@ -14,6 +14,8 @@ from blockadapt import BlockAdam, BlockRMSprop, NonFiniteGradientError, Spectrum
 from blockadapt.kernels import Batch, Segment
 from blockadapt.kernels.cpu.kernel import NumbaChange, NumbaKernel
 from blockadapt.kernels.segments import Segments
+from blockadapt.optimizers import base
+from blockadapt.optimizers.preparation import Preparation
 from blockadapt.optimizers.standing import Standing
 from support.blocks import training
 from support.contract_cases import everything
@@ -76,7 +78,7 @@ def test_each_moves_as_it_would_alone_whatever_happens_to_one_of_them(change: st
             CHANGES[change](alone[CHANGED], each[CHANGED].state[alone[CHANGED]])
         one.step()
         for optimizer in each:
-            optimizer._standing.clear()  # each unit is looked at, as in a first step
+            optimizer._preparation.standing.clear()  # each unit is looked at, as in a first step
             optimizer.step()
     assert all(map(torch.equal, together, alone))
     for a, b, optimizer in zip(together, alone, each, strict=True):
@@ -109,7 +111,7 @@ def test_a_closed_clip_moves_each_as_it_would_alone(cls: Any, change: str) -> No
             CHANGES[change](alone[CHANGED], each[CHANGED].state[alone[CHANGED]])
         one.step()
         for optimizer in each:
-            optimizer._standing.clear()
+            optimizer._preparation.standing.clear()
             optimizer.step()
     assert all(map(torch.equal, together, alone))
     for a, b, optimizer in zip(together, alone, each, strict=True):
@@ -122,19 +124,35 @@ def test_what_stands_is_not_looked_at_one_by_one(options: dict[str, Any], monkey
     weights = params(SHAPES)
     optimizer = BlockAdam(weights, lr=0.01, **options)
     prepared: list[object] = []
-    original = BlockAdam._prepare
+    original = Preparation._add
     monkeypatch.setattr(
-        BlockAdam, "_prepare", lambda self, unit, *rest: prepared.append(unit) or original(self, unit, *rest)
+        Preparation, "_add", lambda self, unit, *rest: prepared.append(unit) or original(self, unit, *rest)
     )
     give_gradients_(weights, 0)
     optimizer.step()
     if "clip" in options:  # closes at the second step
         optimizer.step()
     prepared.clear()
+    monkeypatch.setattr(base, "require_gradients", lambda *gradients: prepared.append(gradients))
     for step in range(3):
         give_gradients_(weights, step)
         optimizer.step()
     assert not prepared
+
+
+@pytest.mark.parametrize("options", [{}, {"clip": CLOSED}, {"weight_decay": 0.1}], ids=["open", "closed", "decay"])
+def test_one_bad_gradient_of_what_stands_is_refused(options: dict[str, Any]) -> None:
+    weights = params(SHAPES)
+    optimizer = BlockAdam([{"params": weights[:2]}, {"params": weights[2:]}], lr=0.01, **options)
+    for step in range(4):
+        give_gradients_(weights, step)
+        optimizer.step()
+    assert weights[-1].grad is not None
+    weights[-1].grad.view(-1)[0] = float("nan")
+    before = [weight.detach().clone() for weight in weights]
+    with pytest.raises(NonFiniteGradientError, match=f"parameter {len(weights) - 3} of group 1"):
+        optimizer.step()
+    assert all(map(torch.equal, weights, before))
 
 
 def test_no_segment_lives_while_tensors_stand() -> None:
@@ -205,5 +223,5 @@ def test_standing_holds_no_unit_that_has_to_be_copied() -> None:
     optimizer = BlockAdam(weights, lr=0.01)
     give_gradients_(weights, 0)
     optimizer.step()
-    standing: Standing = optimizer._standing[0]
+    standing: Standing = optimizer._preparation.standing[0]
     assert [unit.owner is weights[-1] for unit in standing.others] == [True]

@@ -15,7 +15,7 @@ from blockadapt.kernels.cpu.compilation import COMPILING, COMPILING_UNKEPT, WAIT
 from blockadapt.kernels.flops import block_flops
 from blockadapt.optimizers.ranks import shares
 from blockadapt.optimizers.unit import units_of
-from blockadapt.partition import Partition, partition
+from blockadapt.partition import Partition
 from support import ranks_errands
 from support.contract_cases import CASES, param_bits, run, twins
 from support.processes import together
@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "closing clip": {"clip": SpectrumClip(0.1, gamma=40.0), "weight_decay": 0.1},
 }
 STEPS = 20
+KINDS = [("fsdp",), ("shared",)]
 
 
 def one_process(options: dict[str, Any], rows: int = 24, steps: int = STEPS) -> list[Tensor]:
@@ -108,10 +109,13 @@ def test_what_cannot_be_cut_where_it_is_sharded_is_refused_by_name() -> None:
         )
         assert said["joint"] == f"{grouping} DTensors, got 'joint'."
         assert said["explicit"] == f"{grouping} DTensors, got IndexGroups(1 blocks over 48 coordinates)."
-        assert said["columns"] == (
+        placements = (
             "ValueError: BlockAdam: `params` must be replicated, or sharded along dimension 0 over one dimension of "
-            "the mesh, where they are DTensors, got placements (Shard(dim=1),)."
+            "the mesh, where they are DTensors, got placements"
         )
+        assert said["columns"] == f"{placements} (Shard(dim=1),) for 'weight'."
+        assert said["columns, no name"] == f"{placements} (Shard(dim=1),) for parameter 1 of its group (shape (8, 6))."
+        assert said["twice"] == f"{placements} (Shard(dim=0), Shard(dim=0)) for 'weight'."
         assert said["shared"] == (
             "ValueError: BlockAdam: `params` must be plain tensors with a `process_group`, got DTensor."
         )
@@ -174,10 +178,29 @@ def test_each_rank_holds_its_share_of_the_state(ranks: int) -> None:
     assert max(held) <= alone / ranks * 1.05
 
 
+def test_parameters_that_stand_are_asked_about_all_at_once_in_many_processes_too() -> None:
+    """What Python takes for each parameter does not shrink with the ranks."""
+    options = {"block_size": 4}, {"block_size": 4, "clip": SpectrumClip("auto", 80.0)}
+    calls = [(*kind, each) for kind in KINDS for each in options]
+    assert together(2, ranks_errands.for_each, ranks_errands.asked_about_one_by_one, calls) == [[[]] * 4] * 2
+
+
 def test_buckets_that_follow_each_other_change_nothing() -> None:
     options = {"block_size": 4, "refresh_every": 3}
     for params in together(2, ranks_errands.in_small_buckets, options, 8):
         assert param_bits(params) == param_bits(one_process(options, steps=8))
+
+
+def test_rows_that_are_gathered_as_between_gpus_are_those_that_go_straight() -> None:
+    options = {"block_size": 4, "clip": SpectrumClip("auto", 0.05)}
+    (estimate, params), *others = together(2, ranks_errands.gathered_by_gloo, options, 8)
+    straight, expected = together(2, ranks_errands.measured, "shared", options, 8)[0]
+    assert others == [(straight, param_bits(expected))] == [(estimate, params)]
+
+
+def test_parameters_that_have_moved_in_memory_are_read_and_written_where_they_are() -> None:
+    expected = param_bits(one_process({"block_size": 4}, steps=4))
+    assert together(2, ranks_errands.with_new_memory) == [expected] * 2
 
 
 def test_groups_of_one_parameter_are_cut_anew_and_loaded_as_in_one_process(tmp_path: Path) -> None:
@@ -233,35 +256,7 @@ def test_ranks_differ_by_less_than_one_grain_in_arithmetic(ranks: int) -> None:
     assert max(costs) - min(costs) <= largest
 
 
-@pytest.mark.parametrize("grouping", ["auto", "input", "output", "chunk", "tensor", "diagonal"])
-@pytest.mark.parametrize("shape", [(23, 7), (8, 6), (40,), (12, 5, 3, 3), (9, 10), (1, 4), (6, 1)])
-def test_the_blocks_of_a_slice_of_grains_are_a_slice_of_the_blocks(shape: tuple[int, ...], grouping: str) -> None:
-    cut = partition(shape, grouping, 4)
-    tensor = torch.arange(float(torch.Size(shape).numel())).view(shape)
-    blocks = {}
-    numbered = cut.state_views(torch.arange(cut.num_blocks).unsqueeze(1))
-    for coordinates, numbers in zip(cut.views(tensor) or (), numbered, strict=True):
-        blocks.update(zip(numbers.flatten().tolist(), coordinates.flatten(0, 1).tolist(), strict=True))
-    borders = [*range(0, cut.length, cut.grain), cut.length]
-    assert all(cut.border(row) is not None for row in borders)
-    inner = set(range(cut.length)) - {*borders}
-    assert all(cut.border(row) is None for row in inner if row % cut.grain)
-    for first in borders:
-        for last in [row for row in borders if row >= first]:
-            piece = cut.between(first, last)
-            start = cut.border(first)
-            assert start is not None
-            assert (piece.num_blocks, piece.fingerprint) == ((cut.border(last) or 0) - start, cut.fingerprint)
-            numbers_here = piece.state_views(torch.arange(start, start + piece.num_blocks).unsqueeze(1))
-            for coordinates, numbers in zip(piece.views(tensor[first:last]) or (), numbers_here, strict=True):
-                for number, block in zip(numbers.flatten().tolist(), coordinates.flatten(0, 1).tolist(), strict=True):
-                    assert blocks[number] == block
-
-
 # All or none -------------------------------------------------------------------------------------------------------
-
-
-KINDS = [("fsdp",), ("shared",)]
 
 
 def test_a_gradient_that_is_not_finite_in_one_process_stops_all() -> None:
@@ -295,26 +290,30 @@ def test_an_exception_in_one_process_stops_all() -> None:
     ("kind", "when"), [("shared", "before"), ("shared", "after it agreed"), ("fsdp", "before")], ids=str
 )
 def test_when_a_process_is_killed_the_others_raise_and_their_parameters_are_as_before(kind: str, when: str) -> None:
-    for first, second, saved, unchanged in together(3, ranks_errands.with_one_killed, kind, when, timeout=5, lost=2):
+    for first, second, saved, unchanged in together(
+        3, ranks_errands.with_one_killed, kind, when, timeout=ranks_errands.TIMEOUT, lost=2
+    ):
         assert unchanged
         if when == "before":
             said = "RuntimeError: BlockAdam: another process does not answer; parameters and state are unchanged."
             assert (first, saved) == (said, "nothing")
         else:
-            said = "RuntimeError: BlockAdam: another process was lost in a step; parameters are as before it, the state"
-            assert first.startswith(said)
-            assert "Load a checkpoint." in first
+            assert first == LOST  # a process may be gone when rows are expected, or when they are waited for
             assert second == saved == HALFWAY
 
 
 def test_when_a_process_is_killed_after_the_vote_other_shards_end_the_step_and_raise_at_the_next() -> None:
     for first, second, saved, unchanged in together(
-        3, ranks_errands.with_one_killed, "fsdp", "after it agreed", timeout=5, lost=2
+        3, ranks_errands.with_one_killed, "fsdp", "after it agreed", timeout=ranks_errands.TIMEOUT, lost=2
     ):
         assert (first, saved, unchanged) == ("nothing", "nothing", False)
         assert second == "RuntimeError: BlockAdam: another process does not answer; parameters and state are unchanged."
 
 
+LOST = (
+    "RuntimeError: BlockAdam: another process was lost after all had agreed on a step; parameters here are as before "
+    "it, the state of the blocks may not be, here or elsewhere. Load a checkpoint."
+)
 HALFWAY = (
     "RuntimeError: BlockAdam: the last step was interrupted or another process was lost in it, so that parameters and "
     "state are not those of one step. Load a checkpoint."
@@ -327,6 +326,42 @@ def test_after_an_interrupt_behind_the_vote_nothing_goes_on_but_from_a_checkpoin
         assert said == ["KeyboardInterrupt: ", HALFWAY, HALFWAY]
         assert unchanged
         assert params == expected
+
+
+def test_rows_of_a_step_that_was_broken_off_are_not_taken_for_those_of_another() -> None:
+    """Also where an interrupt leaves a process with one vote less than the others have counted."""
+    expected = param_bits(one_process({"block_size": 4}, steps=3))
+    calls = [("publish",), ("vote",)]
+    answers = together(3, ranks_errands.for_each, ranks_errands.interrupted_at_different_places, calls)
+    assert answers == [[expected] * 2] * 3
+
+
+def test_a_process_that_is_lost_before_alpha_is_known_to_all_leaves_whole_steps() -> None:
+    lost = "RuntimeError: BlockAdam: another process was lost before α* of the last step was known here; parameters and"
+    for first, *later in together(
+        3, ranks_errands.with_one_lost_before_alpha_is_known, timeout=ranks_errands.TIMEOUT, lost=2
+    ):
+        assert first == ("nothing", False)
+        assert later == [(f"{lost} state are those of that step. Load a checkpoint.", True)] * 3
+
+
+def test_a_process_that_leaves_after_its_step_has_told_the_others_alpha() -> None:
+    errand, timeout = ranks_errands.with_one_that_leaves_and_does_not_read_alpha, ranks_errands.TIMEOUT
+    assert together(2, errand, timeout=timeout, lost=1) == [("nothing", 3)]
+
+
+def test_a_process_that_cannot_add_up_its_counts_says_so_and_is_lost_to_the_others() -> None:
+    timeout = ranks_errands.TIMEOUT
+    first, second = together(2, ranks_errands.with_no_memory_for_alpha, timeout=timeout)
+    step = "parameters and state are those of that step. Load a checkpoint."
+    lost = "RuntimeError: BlockAdam: another process was lost before α* of the last step was known here"
+    own = "RuntimeError: BlockAdam: this process could not add up what the last step has shown of α*, nor tell the"
+    assert first == ["nothing", *[f"{lost}; {step}"] * 2]
+    assert second == ["nothing", *[f"{own} others; {step}"] * 2]
+
+
+def test_a_process_that_is_lost_before_anything_is_written_leaves_parameters_and_state_here() -> None:
+    assert together(2, ranks_errands.with_one_lost_when_rows_are_expected) == [[LOST, True, HALFWAY]] * 2
 
 
 def test_a_closure_that_raises_in_one_process_at_the_first_step_stops_all() -> None:
@@ -342,7 +377,7 @@ def test_the_first_vote_of_all_lies_on_the_device_of_the_parameters() -> None:
 
 @pytest.mark.parametrize("kind", ["shared", "fsdp"])
 def test_when_a_hook_ends_a_process_the_others_raise_and_nothing_has_changed(kind: str) -> None:
-    first, second = together(2, ranks_errands.with_one_hook_that_raises, kind, timeout=5)
+    first, second = together(2, ranks_errands.with_one_hook_that_raises, kind, timeout=ranks_errands.TIMEOUT)
     said = "RuntimeError: BlockAdam: another process does not answer; parameters and state are unchanged."
     assert (first, second) == ((said, True), ('KeyError: "of the user\'s own"', True))
 

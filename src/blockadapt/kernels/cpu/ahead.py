@@ -43,14 +43,14 @@ def note_(n: int, tables: Any, s: Any, basis: Any, eigenvalues: Any, within: boo
 
 @jit
 def note_rows_(ahead: Any, noted: int, address: int, rows: int, row: int) -> int:
-    """Note so many rows of `row` bytes, past as many at an address; returns how many pairs are noted then."""
+    """Note `rows` rows of `row` bytes, past as many at an address; returns how many pairs are noted then."""
     noted_then: int = note_series_(ahead, noted, address + rows * row, PAIR, rows * (row // PAIR))
     return noted_then
 
 
 @jit
 def note_series_(ahead: Any, noted: int, address: int, stride: int, count: int) -> int:
-    """Note so many pairs from an address on, by a stride; returns how many are noted then."""
+    """Note `count` pairs from an address on, by a stride; returns how many are noted then."""
     for i in range(count):
         ahead[np.uint64(noted + i)] = address + i * stride  # unsigned: an index from the end would cost a test each
     return noted + count
@@ -58,7 +58,7 @@ def note_series_(ahead: Any, noted: int, address: int, stride: int, count: int) 
 
 @jit
 def ask(ahead: Any, noted: int, index: int) -> None:
-    """Ask for the pair of this number, if so many are noted."""
+    """Ask for the pair of this number, if one is noted."""
     if index < noted:
         prefetch(ahead[index])
         prefetch(ahead[index] + PAIR // 2)

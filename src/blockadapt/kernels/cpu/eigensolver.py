@@ -84,7 +84,7 @@ def small_end_first(n: int, d: Any, e: Any, L: int) -> Any:
 
 @jit
 def reverse_(n: int, rows: Any, mask: Any, columns: int, L: int) -> None:
-    """Reverse the order of n rows of so many columns in the lanes of the mask."""
+    """Reverse the order of n rows of `columns` entries in the lanes of the mask."""
     for i in range(n // 2):
         for j in range(columns):
             here, there = (i * columns + j) * L, ((n - 1 - i) * columns + j) * L

@@ -1,4 +1,4 @@
-"""Lays out the memory that one thread works in, for blocks of n and so many QR sweeps.
+"""Lays out the memory that one thread works in, for blocks of n and a bound on QR sweeps.
 
 Rows have one number a lane; a row of float32 is two cache lines. `triangle` is n(n+1)/2.
 
@@ -42,10 +42,10 @@ from blockadapt.kernels.cpu.simd import LANES, SQUARE, array_at, pointer, rows_a
 from blockadapt.kernels.cpu.tables import TENSORS, TERMS
 
 LINE = 64
-"""A cache line has so many bytes."""
+"""The bytes of a cache line."""
 
 PAIR = 2 * LINE
-"""So many bytes are asked for ahead at once."""
+"""The bytes that are asked for ahead at once."""
 
 
 class Lie(NamedTuple):
@@ -177,5 +177,5 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> 
 
 @jit
 def doubles(address: int, count: int) -> Any:
-    """View so many float64 numbers at an address."""
+    """View `count` float64 numbers at an address."""
     return carray(pointer(address), (count,), np.float64)

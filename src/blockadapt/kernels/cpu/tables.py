@@ -35,9 +35,9 @@ class Extents(NamedTuple):
     """Says which blocks of a place a piece has: all of them, or, where a basis is kept, its full tiles or the rest."""
 
     minors: int
-    """So many blocks lie side by side on the minor axis."""
+    """The number of blocks side by side on the minor axis."""
     length: int
-    """Each block has so many coordinates."""
+    """The number of coordinates in each block."""
     first: int
     """Its first block has this number in the place."""
     blocks: int
@@ -51,27 +51,27 @@ class Entries(NamedTuple):
     ticket: int
     """Nobody has taken this portion yet, nor those after it."""
     workers: int
-    """So many threads have begun: each takes its number here, and the scratch of that number."""
+    """The number of threads that have begun: each takes its own number here, and the scratch of that number."""
     by_jacobi: int
-    """For so many blocks QR sweeps did not suffice."""
+    """The number of blocks for which QR sweeps did not suffice."""
     n: int
     pieces: int
     portions: int
     sweeps: int
-    """Each block is allowed so many QR sweeps."""
+    """The QR sweeps that each block is allowed."""
     kept: int
     """It says whether the kept basis is used instead of finding it anew."""
     scratch_bytes: int
-    """Each thread has so many."""
+    """The bytes of each thread's scratch."""
     tensors_at: int
     extents_at: int
     coefficients_at: int
     starts_at: int
     portions_at: int
-    """Here lie the numbers of the tiles at which portions begin, and past the last one end."""
+    """The address of the numbers of the tiles at which portions begin, and past the last one end."""
     scratch_at: int
     counted: int
-    """So many tiles say what they measure: all of them, or none where nobody asks."""
+    """The number of tiles that say what they measure: all of them, or none where nobody asks."""
     sums_at: int
 
 

@@ -47,9 +47,11 @@ class NumbaWorkList(WorkList):
         self._extents = np.array([extents for _, extents in pieces], dtype=np.int64)
         self._coefficients = np.empty((len(pieces), TERMS), dtype=real)
         self._starts = np.cumsum([0, *(extents.blocks for _, extents in pieces)], dtype=np.int64)
-        self._tally, self._pair = tally, torch.zeros(2, dtype=torch.float64)
+        self._tally, self._pair = tally, torch.zeros(2, dtype=torch.float64, device="cpu")
+        self._pair_here = self._pair.numpy()
         self._sums = np.zeros((2, 0 if tally is None else -(-int(self._starts[-1]) // TILE)))
         self._threads = self._number = 0
+        self._written: np.ndarray | None = None
         self._lock = Lock()
         sweeps = thresholds.CPU_SWEEPS * batch.n
         entries = Entries(
@@ -83,7 +85,9 @@ class NumbaWorkList(WorkList):
 
     def _fill_in_(self, segments: Sequence[Segment]) -> None:
         columns = Segments.of(segments)
-        self._tensors[:, GRAD, ADDRESS] = self.gradients_at(columns.grads)[self._of]
+        begins = self.gradients_at(columns.grads)
+        if begins is not self._written:
+            self._tensors[:, GRAD, ADDRESS], self._written = begins[self._of], begins
         coefficients = [recipe.coefficients for recipe in columns.recipes]
         distinct = {id(each): each for each in coefficients}  # one for each group and step, whatever its tensors
         self._coefficients[:] = coefficients[0].terms
@@ -99,7 +103,7 @@ class NumbaWorkList(WorkList):
         self._entries[[ENTRY.ticket, ENTRY.workers, ENTRY.by_jacobi]] = 0
 
     def _share_out_(self, threads: int) -> None:
-        """Cut the tiles into portions, and give each of so many threads its scratch."""
+        """Cut the tiles into portions, and give each of the threads its scratch."""
         tiles = -(-int(self._starts[-1]) // TILE)
         portions = _portions(tiles, threads, least=4 if self._batch.n > 1 else 512)
         workers = min(threads, len(portions) - 1)
@@ -122,7 +126,7 @@ class NumbaWorkList(WorkList):
             self._number += 1
             run_on_threads(self._worker, self._at, self._workers)
             if self._tally is not None:
-                np.sum(self._sums, axis=1, out=self._pair.numpy())
+                np.add.reduce(self._sums, axis=1, out=self._pair_here)
                 self._tally.add(self._pair, self._correction)
 
     @property

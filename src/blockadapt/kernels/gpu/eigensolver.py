@@ -165,93 +165,114 @@ def diagonalise_(n, d, e, y, log, most, LANES: tl.constexpr, REAL: tl.constexpr)
     """Make Λ = Rᵀ T R in d and y ← Rᵀ y. A sweep is logged in 2n − 1 rows: its last row's number, each c and s.
 
     A sweep runs through the rows that some lane still works on. Each lane has its own shift, from the last 2 × 2 that
-    is coupled there; where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities,
-    so that no lane depends on its neighbours. For what counts as zero see `kernels.thresholds`. There is
-    a row before e's first, which is written and never read.
+    is coupled there: its corner. For what counts as zero see `kernels.thresholds`. There is a row before e's first,
+    which is written and never read.
 
     Returns:
         The sweeps made, and where e is all zero. Elsewhere `most` sweeps were not enough.
     """
-    relative: tl.constexpr = ROUNDOFF32 if REAL == tl.float32 else ROUNDOFF64
-    least: tl.constexpr = COUPLING32 if REAL == tl.float32 else COUPLING64
-    nothing: tl.constexpr = BULGE32 if REAL == tl.float32 else BULGE64
-    zero = tl.load(d) * 0
-    one = zero + 1
-    none = (zero != 0).to(tl.int32)
-    corner_off, corner_above, corner, last = zero, zero, zero, none
-    for i in range(n - 1):
-        off, above, below = tl.load(e + i * LANES), tl.load(d + i * LANES), tl.load(d + (i + 1) * LANES)
-        small = tl.abs(off) <= (above + below) * relative + least
-        tl.store(e + i * LANES, tl.where(small, zero, off))
-        corner_off = tl.where(small, corner_off, off)
-        corner_above = tl.where(small, corner_above, above)
-        corner = tl.where(small, corner, below)
-        last = tl.where(small, last, i + 1)
+    corner_off, corner_above, corner, last = decouple_(n, d, e, LANES, REAL)
     hi = tl.max(last, 0)
     sweeps = 0
     while (hi > 0) & (sweeps < most):
         at = log + sweeps * ((2 * n - 1) * LANES)
-        tl.store(at, zero + hi)
-        gap = 0.5 * (corner_above - corner)
-        square = corner_off * corner_off
-        root = tl.sqrt(gap * gap + square)
-        denominator = tl.where(gap < 0, gap - root, gap + root)
-        shift = corner - square / tl.where(corner_off == 0, one, denominator)
-        here, y_here = tl.load(d), tl.load(y)
-        g, c, s, p = here - shift, one, one, zero
-        above = zero
-        floor = zero + APART  # there is no e before the first row
-        corner_off, corner_above, corner, last = zero, zero, zero, none
-        for i in range(hi):
-            off = tl.load(e + i * LANES)
-            bulge = s * off
-            b = c * off
-            square = bulge * bulge
-            identity = square <= nothing
-            square = g * g + square
-            inverse = tl.rsqrt(tl.where(identity, one, square))
-            inverse += inverse * (0.5 - 0.5 * (square * inverse) * inverse)  # rsqrt is good to 22 bits only
-            c = tl.where(identity, one, g * inverse)
-            s = tl.where(identity, zero, bulge * inverse)
-            r = tl.where(identity, g, square * inverse)
-            below = tl.load(d + (i + 1) * LANES)
-            g = here - p
-            t = (below - g) * s + c * (b + b)
-            p = s * t
-            diagonal = g + p
-            tl.store(d + i * LANES, diagonal)
-            g = c * t - b
-            small = tl.abs(r) <= (above + diagonal) * relative + floor
-            tl.store(e + (i - 1) * LANES, tl.where(small, zero, r))
-            corner_off = tl.where(small, corner_off, r)
-            corner_above = tl.where(small, corner_above, above)
-            corner = tl.where(small, corner, diagonal)
-            last = tl.where(small, last, i)
-            y_below = tl.load(y + (i + 1) * LANES)
-            tl.store(y + i * LANES, c * y_here + s * y_below)
-            y_here = c * y_below - s * y_here
-            tl.store(at + (2 * i + 1) * LANES, c)
-            tl.store(at + (2 * i + 2) * LANES, s)
-            apart = off == 0
-            s = tl.where(apart, one, s)
-            c = tl.where(apart, one, c)
-            g = tl.where(apart, below - shift, g)
-            p = tl.where(apart, zero, p)
-            floor = tl.where(apart, zero + APART, zero + least)  # what was zero stays so
-            above = diagonal
-            here = below
-        diagonal = here - p
-        small = tl.abs(g) <= (above + diagonal) * relative + floor
-        tl.store(e + (hi - 1) * LANES, tl.where(small, zero, g))
-        corner_off = tl.where(small, corner_off, g)
-        corner_above = tl.where(small, corner_above, above)
-        corner = tl.where(small, corner, diagonal)
-        last = tl.where(small, last, hi)
-        tl.store(d + hi * LANES, diagonal)
-        tl.store(y + hi * LANES, y_here)
+        tl.store(at, tl.full((LANES,), 0, REAL) + hi)
+        shift = wilkinson_shift(corner_off, corner_above, corner)
+        corner_off, corner_above, corner, last = sweep_(hi, shift, d, e, y, at, LANES, REAL)
         hi = tl.max(last, 0)
         sweeps += 1
     return sweeps, last == 0
+
+
+@triton.jit
+def decouple_(n, d, e, LANES: tl.constexpr, REAL: tl.constexpr):
+    """Zero the e that are negligible; returns the corner, and its last row."""
+    least: tl.constexpr = COUPLING32 if REAL == tl.float32 else COUPLING64
+    zero = tl.full((LANES,), 0, REAL)
+    corner_off, corner_above, corner, last = zero, zero, zero, tl.full((LANES,), 0, tl.int32)
+    for i in range(n - 1):
+        off, above, here = tl.load(e + i * LANES), tl.load(d + i * LANES), tl.load(d + (i + 1) * LANES)
+        small = is_negligible(off, above, here, least, REAL)
+        tl.store(e + i * LANES, tl.where(small, zero, off))
+        corner_off, corner_above = tl.where(small, corner_off, off), tl.where(small, corner_above, above)
+        corner, last = tl.where(small, corner, here), tl.where(small, last, i + 1)
+    return corner_off, corner_above, corner, last
+
+
+@triton.jit
+def is_negligible(off, above, here, floor, REAL: tl.constexpr):
+    """Say whether an e is nothing beside its neighbours on the diagonal: |e| ≤ ε (d + d') + floor."""
+    relative: tl.constexpr = ROUNDOFF32 if REAL == tl.float32 else ROUNDOFF64
+    return tl.abs(off) <= (above + here) * relative + floor
+
+
+@triton.jit
+def wilkinson_shift(off, above, here):
+    """Compute the corner's eigenvalue that is nearer to its last entry; that entry itself where nothing is coupled."""
+    gap = 0.5 * (above - here)
+    square = off * off
+    root = tl.sqrt(gap * gap + square)
+    return here - square / tl.where(off == 0, 1.0, tl.where(gap < 0, gap - root, gap + root))
+
+
+@triton.jit
+def rotation(g, bulge, REAL: tl.constexpr):
+    """Make c = g/r, s = bulge/r and r = √(g² + bulge²); exactly 1, 0 and g where the bulge is nothing."""
+    nothing: tl.constexpr = BULGE32 if REAL == tl.float32 else BULGE64
+    square = bulge * bulge
+    identity = square <= nothing
+    square = g * g + square
+    inverse = tl.rsqrt(tl.where(identity, 1.0, square))
+    inverse += inverse * (0.5 - 0.5 * (square * inverse) * inverse)  # rsqrt is good to 22 bits only
+    c, s = tl.where(identity, 1.0, g * inverse), tl.where(identity, 0.0, bulge * inverse)
+    return c, s, tl.where(identity, g, square * inverse)
+
+
+@triton.jit
+def sweep_(hi, shift, d, e, y, at, LANES: tl.constexpr, REAL: tl.constexpr):
+    """Take one implicit QR step through the rows 0 to `hi`, with y ← Rᵀ y. Its rotations are logged after `at`.
+
+    Where T falls apart (e = 0) the bulge starts anew, and a row that is done gets exact identities, so that no lane
+    depends on its neighbours. Returns the corner that is left, and its last row.
+    """
+    least: tl.constexpr = COUPLING32 if REAL == tl.float32 else COUPLING64
+    zero, one = tl.full((LANES,), 0, REAL), tl.full((LANES,), 1, REAL)
+    corner_off, corner_above, corner, last = zero, zero, zero, tl.full((LANES,), 0, tl.int32)
+    here, y_here = tl.load(d), tl.load(y)
+    g, c, s, p, above = here - shift, one, one, zero, zero
+    floor = zero + APART  # there is no e before the first row
+    for i in range(hi):
+        off = tl.load(e + i * LANES)
+        b = c * off
+        c, s, r = rotation(g, s * off, REAL)
+        below = tl.load(d + (i + 1) * LANES)
+        g = here - p
+        t = (below - g) * s + c * (b + b)
+        p = s * t
+        diagonal = g + p
+        tl.store(d + i * LANES, diagonal)
+        g = c * t - b
+        small = is_negligible(r, above, diagonal, floor, REAL)
+        tl.store(e + (i - 1) * LANES, tl.where(small, zero, r))
+        corner_off, corner_above = tl.where(small, corner_off, r), tl.where(small, corner_above, above)
+        corner, last = tl.where(small, corner, diagonal), tl.where(small, last, i)
+        y_below = tl.load(y + (i + 1) * LANES)
+        tl.store(y + i * LANES, c * y_here + s * y_below)
+        y_here = c * y_below - s * y_here
+        tl.store(at + (2 * i + 1) * LANES, c)
+        tl.store(at + (2 * i + 2) * LANES, s)
+        apart = off == 0
+        c, s = tl.where(apart, one, c), tl.where(apart, one, s)
+        g, p = tl.where(apart, below - shift, g), tl.where(apart, zero, p)
+        floor = tl.where(apart, zero + APART, zero + least)  # what was zero stays so
+        above, here = diagonal, below
+    diagonal = here - p
+    small = is_negligible(g, above, diagonal, floor, REAL)
+    tl.store(e + (hi - 1) * LANES, tl.where(small, zero, g))
+    tl.store(d + hi * LANES, diagonal)
+    tl.store(y + hi * LANES, y_here)
+    corner_off, corner_above = tl.where(small, corner_off, g), tl.where(small, corner_above, above)
+    return corner_off, corner_above, tl.where(small, corner, diagonal), tl.where(small, last, hi)
 
 
 @triton.jit
@@ -268,6 +289,37 @@ def apply_rotations_(n, y, log, sweeps, LANES: tl.constexpr):
             tl.store(y + (i + 1) * LANES, s * y_here + c * y_below)
             y_below = c * y_here - s * y_below
         tl.store(y, y_below)
+
+
+@triton.jit
+def solve_(
+    n, a, d, e, y, h, u, q, log, most, PAIR: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr
+):  # fmt: skip
+    """Make Λ = Uᵀ A U in d and y ← Uᵀ y; U = H R stays in a, h and the log. Blocks of 2 are a PAIR.
+
+    Returns:
+        The sweeps made, where rows were reversed before them, and where they were enough.
+    """
+    if PAIR:
+        diagonalise_2x2_(a, d, y, log, LANES, REAL)
+        always = tl.full((LANES,), 1, tl.int1)
+        return 1, always == 0, always
+    else:
+        tridiagonalise_(n, a, u, q, h, d, e, y, LANES, REAL)
+        is_reversed = small_end_first(n, d, e, LANES, REAL)
+        reverse_(n, d, is_reversed, LANES)
+        reverse_(n - 1, e, is_reversed, LANES)
+        reverse_(n, y, is_reversed, LANES)
+        sweeps, converged = diagonalise_(n, d, e, y, log, most, LANES, REAL)
+        return sweeps, is_reversed, converged
+
+
+@triton.jit
+def apply_basis_(n, a, h, y, log, sweeps, is_reversed, LANES: tl.constexpr):
+    """Take y back: y ← U y."""
+    apply_rotations_(n, y, log, sweeps, LANES)
+    reverse_(n, y, is_reversed, LANES)
+    apply_reflections_(n, a, h, y, LANES)
 
 
 @triton.jit

@@ -71,7 +71,7 @@ def at(row, tensor: tl.constexpr, strides: tl.constexpr, block, REAL: tl.constex
 
 @triton.jit
 def in_tile(row, tensor: tl.constexpr, width, block, REAL: tl.constexpr):
-    """Say where the first of so many numbers of these blocks lie in tiles, and the stride from one to the next."""
+    """Say where the first of `width` numbers of these blocks lie in tiles, and the stride from one to the next."""
     start = tl.load(row + tensor).to(tl.pointer_type(REAL))
     num_blocks = tl.load(row + NUM_BLOCKS).to(tl.int32)
     by = tl.where(block < num_blocks // TILE * TILE, TILE, num_blocks % TILE)
@@ -171,13 +171,129 @@ def amsgrad_(n, d, ascending, ranks, largest, by, keep, LANES: tl.constexpr, REA
         tl.store(d + i * LANES, tl.load(ascending + rank * LANES))
 
 
+@triton.jit
+def moments_(
+    n, row, block, there, length, x_at, x_by, a, g, y, HAS_M: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr
+):  # fmt: skip
+    """Update m and V, and copy them to the scratch: m to y, V to a. The gradient goes to g.
+
+    Returns V's largest entry, and 0 where all entries are finite, else NaN: 0 · ∞ and 0 · NaN are NaN.
+    """
+    grad_at, _ = at(row, GRAD, X_BY, block, REAL)
+    m_at, m_by = at(row, M, M_BY, block, REAL)
+    v_at, v_by = at(row, V, V_BY, block, REAL)
+    sign, coupled, beta = term(row, SIGN, REAL), term(row, COUPLED, REAL), term(row, BETA, REAL)
+    decay, weight = term(row, DECAY, REAL), term(row, WEIGHT, REAL)
+    zero = tl.full((LANES,), 0, REAL)
+    largest, check = zero, zero
+    for i in range(n):
+        exists = length > i
+        g_i = sign * tl.load(grad_at + i * x_by, mask=exists, other=0)
+        g_i += coupled * tl.load(x_at + i * x_by, mask=exists, other=0)
+        m = g_i
+        if HAS_M:
+            m = beta * (tl.load(m_at + i * m_by, mask=exists, other=0) - g_i) + g_i
+            tl.store(m_at + i * m_by, m, mask=exists)
+        tl.store(g + i * LANES, g_i)
+        tl.store(y + i * LANES, m)
+        weighted = weight * g_i
+        entry = zero
+        for j in range(i + 1):
+            here = v_at + (i * (i + 1) // 2 + j) * v_by
+            entry = weighted * tl.load(g + j * LANES) + decay * tl.load(here, mask=there, other=0)
+            tl.store(here, entry, mask=there)
+            tl.store(a + (i * (i + 1) // 2 + j) * LANES, entry)
+        largest = tl.maximum(largest, entry)
+        check += entry * 0  # a bad entry off the diagonal has one on it
+    return largest, check
+
+
+@triton.jit
+def scale_(n, a, y, largest, finite, LANES: tl.constexpr, REAL: tl.constexpr):
+    """Divide a by a power of two, so that its largest entry is about 1; returns that. What is not finite is zeroed."""
+    zero = tl.full((LANES,), 0, REAL)
+    scale, inverse = scale_of(tl.where(finite, largest, zero + 1), REAL)
+    for i in range(n * (n + 1) // 2):
+        entry = tl.load(a + i * LANES) * inverse
+        # Entries too small to matter go: their squares would be denormal.
+        counts = finite & (tl.abs(entry) > (ENTRY32 if REAL == tl.float32 else ENTRY64))
+        tl.store(a + i * LANES, tl.where(counts, entry, zero))
+    for i in range(n):
+        tl.store(y + i * LANES, tl.where(finite, tl.load(y + i * LANES), zero))
+    return scale
+
+
+@triton.jit
+def scale_back_(
+    n, row, block, there, d, scale, finite, HAS_BASIS: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr
+):  # fmt: skip
+    """Multiply the eigenvalues by the scale again. Those of a basis that is kept are kept with it."""
+    for i in range(n):
+        value = tl.load(d + i * LANES) * scale
+        tl.store(d + i * LANES, value)
+        if HAS_BASIS:
+            kept_at, by = in_tile(row, EIGENVALUES, n, block, REAL)
+            tl.store(kept_at + i * by, tl.where(finite, value, float("nan")), mask=there)
+
+
+@triton.jit
+def apply_spectrum_(n, row, d, y, MEASURED: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr):
+    """Make y ← s(Λ) y; returns Σ f(λ) y² and Σ y² of each lane, where they are MEASURED."""
+    largest = tl.full((LANES,), 0, REAL)
+    for i in range(n):
+        largest = tl.maximum(largest, tl.load(d + i * LANES))
+    along, square = tl.full((LANES,), 0, tl.float64), tl.full((LANES,), 0, tl.float64)
+    for i in range(n):
+        f = unclipped(tl.load(d + i * LANES), largest, row, REAL)
+        y_i = tl.load(y + i * LANES)
+        if MEASURED:
+            power = y_i.to(tl.float64) * y_i.to(tl.float64)
+            along += f.to(tl.float64) * power
+            square += power
+        tl.store(y + i * LANES, clipped(f, row, REAL) * y_i)
+    return along, square
+
+
+@triton.jit
+def move_(n, row, length, x_at, x_by, y, solved, finite, LANES: tl.constexpr, REAL: tl.constexpr):
+    """Make x ← shrink · x − y, where it is solved; x ← shrink · x where it is not, and NaN where V is not finite."""
+    shrink = term(row, SHRINK, REAL)
+    zero = tl.full((LANES,), 0, REAL)
+    for i in range(n):
+        exists = length > i
+        move = tl.where(solved, tl.load(y + i * LANES), tl.where(finite, zero, float("nan")))
+        tl.store(x_at + i * x_by, shrink * tl.load(x_at + i * x_by, mask=exists, other=0) - move, mask=exists)
+
+
+@triton.jit
+def keep_basis_(
+    n, row, block, there, a, h, u, log, sweeps, is_reversed, LANES: tl.constexpr, REAL: tl.constexpr
+):  # fmt: skip
+    """Write U as reflections. A column of it is what the way back makes of a unit vector."""
+    basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)
+    zero, number = tl.full((LANES,), 0, REAL), tl.full((LANES,), 0, tl.int32)
+    for j in range(n - 1):
+        for i in range(n):
+            tl.store(u + i * LANES, tl.where(number + i == j, zero + 1, zero))
+        solver.apply_basis_(n, a, h, u, log, sweeps, is_reversed, LANES)
+        solver.factor_column_(n, j, u, basis_at, by, there, LANES, REAL)
+
+
+@triton.jit
+def list_(unsolved, tile, lane, failed, LANES: tl.constexpr):
+    """List the blocks that failed, for `redo`."""
+    if tl.max(failed.to(tl.int32), 0) > 0:
+        position = tl.atomic_add(unsolved + lane * 0, 1, mask=failed)
+        tl.store(unsolved + 1 + position, tile * LANES + lane, mask=failed)
+
+
 @triton.jit(do_not_specialize=["tiles", "most", "n", "rows"])
 def advance(
     table, owners, sums, scratch, unsolved, tiles, most, n, rows,
     PAIR: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
     HAS_M: tl.constexpr, HAS_LARGEST: tl.constexpr, HAS_BASIS: tl.constexpr, MEASURED: tl.constexpr,
 ):  # fmt: skip
-    """Find U and take the step. `scratch` has so many rows of lanes a program, see `scratch_rows`.
+    """Find U and take the step. `scratch` has `scratch_rows` rows of lanes a program.
 
     One kernel serves all n but 2, which is a PAIR.
 
@@ -195,102 +311,26 @@ def advance(
         there = block < tl.load(row + NUM_BLOCKS).to(tl.int32)
         length = tl.where(there, tl.load(row + K).to(tl.int32), 0)
         x_at, x_by = at(row, X, X_BY, block, REAL)
-        grad_at, _ = at(row, GRAD, X_BY, block, REAL)
-        m_at, m_by = at(row, M, M_BY, block, REAL)
-        v_at, v_by = at(row, V, V_BY, block, REAL)
-        sign, coupled, beta = term(row, SIGN, REAL), term(row, COUPLED, REAL), term(row, BETA, REAL)
-        decay, weight = term(row, DECAY, REAL), term(row, WEIGHT, REAL)
-        zero = tl.full((LANES,), 0, REAL)
-        largest, check = zero, zero  # 0 · ∞ and 0 · NaN are NaN
-        for i in range(n):
-            exists = length > i
-            g = sign * tl.load(grad_at + i * x_by, mask=exists, other=0)
-            g += coupled * tl.load(x_at + i * x_by, mask=exists, other=0)
-            m = g
-            if HAS_M:
-                m = beta * (tl.load(m_at + i * m_by, mask=exists, other=0) - g) + g
-                tl.store(m_at + i * m_by, m, mask=exists)
-            tl.store(u + i * LANES, g)
-            tl.store(y + i * LANES, m)
-            weighted = weight * g
-            entry = zero
-            for j in range(i + 1):
-                here = v_at + (i * (i + 1) // 2 + j) * v_by
-                entry = weighted * tl.load(u + j * LANES) + decay * tl.load(here, mask=there, other=0)
-                tl.store(here, entry, mask=there)
-                tl.store(a + (i * (i + 1) // 2 + j) * LANES, entry)
-            largest = tl.maximum(largest, entry)
-            check += entry * 0  # a bad entry off the diagonal has one on it
+
+        largest, check = moments_(n, row, block, there, length, x_at, x_by, a, u, y, HAS_M, LANES, REAL)
         finite = check == 0
-        scale, inverse = scale_of(tl.where(finite, largest, zero + 1), REAL)
-        for i in range(n * (n + 1) // 2):
-            entry = tl.load(a + i * LANES) * inverse
-            # Entries too small to matter go: their squares would be denormal.
-            counts = finite & (tl.abs(entry) > (ENTRY32 if REAL == tl.float32 else ENTRY64))
-            tl.store(a + i * LANES, tl.where(counts, entry, zero))
-        for i in range(n):
-            tl.store(y + i * LANES, tl.where(finite, tl.load(y + i * LANES), zero))
-
-        solved = finite
-        reversed_ = zero != 0
-        sweeps = 1
-        if PAIR:
-            solver.diagonalise_2x2_(a, d, y, log, LANES, REAL)
-        else:
-            solver.tridiagonalise_(n, a, u, q, h, d, e, y, LANES, REAL)
-            reversed_ = solver.small_end_first(n, d, e, LANES, REAL)
-            solver.reverse_(n, d, reversed_, LANES)
-            solver.reverse_(n - 1, e, reversed_, LANES)
-            solver.reverse_(n, y, reversed_, LANES)
-            sweeps, converged = solver.diagonalise_(n, d, e, y, log, most, LANES, REAL)
-            solved = finite & converged
-
-        for i in range(n):
-            value = tl.load(d + i * LANES) * scale
-            tl.store(d + i * LANES, value)
-            if HAS_BASIS:
-                kept_at, by = in_tile(row, EIGENVALUES, n, block, REAL)
-                tl.store(kept_at + i * by, tl.where(finite, value, float("nan")), mask=there)
+        scale = scale_(n, a, y, largest, finite, LANES, REAL)
+        sweeps, is_reversed, converged = solver.solve_(n, a, d, e, y, h, u, q, log, most, PAIR, LANES, REAL)
+        solved = finite & converged
+        scale_back_(n, row, block, there, d, scale, finite, HAS_BASIS, LANES, REAL)
         if HAS_LARGEST:
             largest_at, largest_by = at(row, LARGEST, LARGEST_BY, block, REAL)
             amsgrad_(n, d, u, q, largest_at, largest_by, there & solved, LANES, REAL)
-        largest = zero
-        for i in range(n):
-            largest = tl.maximum(largest, tl.load(d + i * LANES))
-        along, square = tl.full((LANES,), 0, tl.float64), tl.full((LANES,), 0, tl.float64)
-        for i in range(n):
-            f = unclipped(tl.load(d + i * LANES), largest, row, REAL)
-            y_i = tl.load(y + i * LANES)
-            if MEASURED:
-                power = y_i.to(tl.float64) * y_i.to(tl.float64)
-                along += f.to(tl.float64) * power
-                square += power
-            tl.store(y + i * LANES, clipped(f, row, REAL) * y_i)
+        along, square = apply_spectrum_(n, row, d, y, MEASURED, LANES, REAL)
         if MEASURED:  # what did not converge is counted when it is redone
             lost = tl.where(finite, 0.0, float("nan")).to(tl.float64)
             tally_(sums, tile, tiles, tl.where(solved, along, lost), tl.where(solved, square, lost))
 
-        solver.apply_rotations_(n, y, log, sweeps, LANES)
-        solver.reverse_(n, y, reversed_, LANES)
-        solver.apply_reflections_(n, a, h, y, LANES)
-        shrink = term(row, SHRINK, REAL)
-        for i in range(n):
-            exists = length > i
-            move = tl.where(solved, tl.load(y + i * LANES), tl.where(finite, zero, float("nan")))
-            tl.store(x_at + i * x_by, shrink * tl.load(x_at + i * x_by, mask=exists, other=0) - move, mask=exists)
+        solver.apply_basis_(n, a, h, y, log, sweeps, is_reversed, LANES)
+        move_(n, row, length, x_at, x_by, y, solved, finite, LANES, REAL)
         if HAS_BASIS:
-            basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)
-            for j in range(n - 1):  # a column of U is what the way back makes of a unit vector
-                for i in range(n):
-                    tl.store(u + i * LANES, tl.where(lane * 0 + i == j, zero + 1, zero))
-                solver.apply_rotations_(n, u, log, sweeps, LANES)
-                solver.reverse_(n, u, reversed_, LANES)
-                solver.apply_reflections_(n, a, h, u, LANES)
-                solver.factor_column_(n, j, u, basis_at, by, there, LANES, REAL)
-        failed = there & finite & (solved == 0)
-        if tl.max(failed.to(tl.int32), 0) > 0:
-            position = tl.atomic_add(unsolved + lane * 0, 1, mask=failed)
-            tl.store(unsolved + 1 + position, tile * LANES + lane, mask=failed)
+            keep_basis_(n, row, block, there, a, h, u, log, sweeps, is_reversed, LANES, REAL)
+        list_(unsolved, tile, lane, there & finite & (solved == 0), LANES)
 
 
 def scratch_rows(n: int, most: int) -> int:
@@ -365,6 +405,83 @@ def turn(
         tl.store(x_at, x, mask=exists)
 
 
+@triton.jit
+def listed(row, block, index, exists, x, HAS_M: tl.constexpr, REAL: tl.constexpr):
+    """Read m of a block as `advance` left it, in float64. Without m the gradient is formed again from x.
+
+    No x has then been shrunk, for decay is either coupled or decoupled.
+    """
+    if HAS_M:
+        m_at, by = at(row, M, M_BY, block, REAL)
+        return tl.load(m_at + index * by, mask=exists, other=0).to(tl.float64)
+    else:
+        grad_at, by = at(row, GRAD, X_BY, block, REAL)
+        m = term(row, SIGN, REAL) * tl.load(grad_at + index * by, mask=exists, other=0)
+        return (m + term(row, COUPLED, REAL) * x).to(tl.float64)
+
+
+@triton.jit
+def partner_of(index, round, EVEN):
+    """Say which row each row is rotated with in a round, as in a tournament; itself past the last."""
+    partner = (2 * round - index + 2 * (EVEN - 1)) % (EVEN - 1)
+    partner = tl.where(index == EVEN - 1, round, tl.where(index == round, EVEN - 1, partner))
+    return tl.where(index < EVEN, partner, index)
+
+
+@triton.jit
+def rotate(A, U, index, i, j, partner, N: tl.constexpr):
+    """Rotate each row's entry with its partner away: A ← Jᵀ A J, U ← U J. Returns also how many were not negligible."""
+    first = index < partner
+    d = tl.sum(tl.where(i == j, A, 0.0), 1)
+    off = tl.sum(tl.where(j == partner[:, None], A, 0.0), 1)
+    off = tl.where(first, off, tl.gather(off, partner, 0))  # one angle for both
+    d_partner = tl.gather(d, partner, 0)
+    done = (tl.abs(off) <= ROUNDOFF * tl.sqrt(tl.abs(d * d_partner)) + COUPLING) | (partner == index)
+    rotated = tl.max(1 - done.to(tl.int32), 0)
+    slope = tl.where(first, d_partner - d, d - d_partner) * 0.5 / tl.where(done, 1.0, off)
+    root = tl.sqrt(slope * slope + 1)
+    t = tl.where(done, 0.0, 1 / tl.where(slope < 0, slope - root, slope + root))
+    c = 1 / tl.sqrt(t * t + 1)
+    t = tl.where(first, -t, t)
+    s = c * t
+    across = tl.broadcast_to(partner[None, :], (N, N))
+    A = c[:, None] * A + s[:, None] * tl.gather(A, tl.broadcast_to(partner[:, None], (N, N)), 0)
+    A = c[None, :] * A + s[None, :] * tl.gather(A, across, 1)
+    A = tl.where(i == j, (d + t * off)[:, None], A)
+    A = tl.where((j == partner[:, None]) & (i != j), tl.where(done, off, 0.0)[:, None], A)
+    U = c[None, :] * U + s[None, :] * tl.gather(U, across, 1)
+    return A, U, rotated
+
+
+@triton.jit
+def jacobi(A, index, i, j, n, N: tl.constexpr):
+    """Make Λ = Uᵀ A U by cyclic Jacobi; returns Λ, a diagonal matrix but for what is negligible, and U."""
+    EVEN = n + n % 2
+    U = tl.where(i == j, 1.0, 0.0).to(tl.float64)
+    sweeps = 0
+    rotated = 1
+    while (rotated > 0) & (sweeps < SWEEPS):
+        sweeps += 1
+        rotated = 0
+        for round in range(EVEN - 1):
+            A, U, more = rotate(A, U, index, i, j, partner_of(index, round, EVEN), N)
+            rotated += more
+    return A, U
+
+
+@triton.jit
+def keep_factored_(U, index, i, j, n, basis_at, by, REAL: tl.constexpr):
+    """Write U as reflections: each column in turn is taken to ±e_k, see `kernels.reflections`."""
+    for k in range(n - 1):
+        column = tl.where((index >= k) & (index < n), tl.sum(tl.where(j == k, U, 0.0), 1), 0.0)
+        head = tl.sum(tl.where(index == k, column, 0.0), 0)
+        norm = tl.sqrt(tl.sum(column * column, 0))
+        w = tl.where(index == k, 1.0, column / (head + tl.where(head < 0, -norm, norm)))
+        U -= (2 / tl.sum(w * w, 0)) * w[:, None] * tl.sum(w[:, None] * U, 0)[None, :]
+        here = basis_at + (k * (n - 1) - k * (k - 1) // 2 + index - k - 1) * by
+        tl.store(here, w.to(REAL), mask=(index > k) & (index < n))
+
+
 @triton.jit(do_not_specialize=["tiles", "n"])
 def redo(
     table, owners, sums, unsolved, tiles, n, N: tl.constexpr, LANES: tl.constexpr, REAL: tl.constexpr,
@@ -372,10 +489,8 @@ def redo(
 ):  # fmt: skip
     """Move the blocks that `advance` has listed: cyclic Jacobi in float64, which always converges.
 
-    Their moments are updated and their x is shrunk already. Without m the gradient is formed again; no x has then been
-    shrunk, for decay is either coupled or decoupled. In a round each row has a partner, as in a tournament.
+    Their moments are updated and their x is shrunk already.
     """
-    EVEN = n + n % 2
     index = tl.arange(0, N)
     i, j = index[:, None], index[None, :]
     for number in range(tl.program_id(0), tl.load(unsolved), tl.num_programs(0)):
@@ -386,47 +501,12 @@ def redo(
         x_at, by = at(row, X, X_BY, block, REAL)
         x_at += index * by
         x = tl.load(x_at, mask=exists, other=0)
-        if HAS_M:
-            m_at, by = at(row, M, M_BY, block, REAL)
-            m = tl.load(m_at + index * by, mask=exists, other=0).to(tl.float64)
-        else:
-            grad_at, by = at(row, GRAD, X_BY, block, REAL)
-            m = term(row, SIGN, REAL) * tl.load(grad_at + index * by, mask=exists, other=0)
-            m = (m + term(row, COUPLED, REAL) * x).to(tl.float64)
+        m = listed(row, block, index, exists, x, HAS_M, REAL)
         v_at, by = at(row, V, V_BY, block, REAL)
         high, low = tl.maximum(i, j), tl.minimum(i, j)
         A = tl.load(v_at + (high * (high + 1) // 2 + low) * by, mask=high < n, other=0).to(tl.float64)
         scale, inverse = scale_of(tl.max(tl.max(tl.where(i == j, A, 0.0), 1), 0), tl.float64)
-        A *= inverse
-        U = tl.where(i == j, 1.0, 0.0).to(tl.float64)
-        sweeps = 0
-        rotated = 1
-        while (rotated > 0) & (sweeps < SWEEPS):
-            sweeps += 1
-            rotated = 0
-            for round in range(EVEN - 1):
-                partner = (2 * round - index + 2 * (EVEN - 1)) % (EVEN - 1)
-                partner = tl.where(index == EVEN - 1, round, tl.where(index == round, EVEN - 1, partner))
-                partner = tl.where(index < EVEN, partner, index)
-                first = index < partner
-                d = tl.sum(tl.where(i == j, A, 0.0), 1)
-                off = tl.sum(tl.where(j == partner[:, None], A, 0.0), 1)
-                off = tl.where(first, off, tl.gather(off, partner, 0))  # one angle for both
-                d_partner = tl.gather(d, partner, 0)
-                done = (tl.abs(off) <= ROUNDOFF * tl.sqrt(tl.abs(d * d_partner)) + COUPLING) | (partner == index)
-                rotated += tl.max(1 - done.to(tl.int32), 0)
-                slope = tl.where(first, d_partner - d, d - d_partner) * 0.5 / tl.where(done, 1.0, off)
-                root = tl.sqrt(slope * slope + 1)
-                t = tl.where(done, 0.0, 1 / tl.where(slope < 0, slope - root, slope + root))
-                c = 1 / tl.sqrt(t * t + 1)
-                t = tl.where(first, -t, t)
-                s = c * t
-                across = tl.broadcast_to(partner[None, :], (N, N))
-                A = c[:, None] * A + s[:, None] * tl.gather(A, tl.broadcast_to(partner[:, None], (N, N)), 0)
-                A = c[None, :] * A + s[None, :] * tl.gather(A, across, 1)
-                A = tl.where(i == j, (d + t * off)[:, None], A)
-                A = tl.where((j == partner[:, None]) & (i != j), tl.where(done, off, 0.0)[:, None], A)
-                U = c[None, :] * U + s[None, :] * tl.gather(U, across, 1)
+        A, U = jacobi(A * inverse, index, i, j, n, N)
 
         y = tl.sum(U * m[:, None], 0)
         d = (tl.sum(tl.where(i == j, A, 0.0), 0) * scale).to(REAL)
@@ -446,11 +526,4 @@ def redo(
         tl.store(x_at, x - tl.sum(U * (s * y)[None, :], 1).to(REAL), mask=exists)
         if HAS_BASIS:
             basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)
-            for k in range(n - 1):  # each column in turn is taken to ±e_k, see `kernels.reflections`
-                column = tl.where((index >= k) & (index < n), tl.sum(tl.where(j == k, U, 0.0), 1), 0.0)
-                head = tl.sum(tl.where(index == k, column, 0.0), 0)
-                norm = tl.sqrt(tl.sum(column * column, 0))
-                w = tl.where(index == k, 1.0, column / (head + tl.where(head < 0, -norm, norm)))
-                U -= (2 / tl.sum(w * w, 0)) * w[:, None] * tl.sum(w[:, None] * U, 0)[None, :]
-                here = basis_at + (k * (n - 1) - k * (k - 1) // 2 + index - k - 1) * by
-                tl.store(here, w.to(REAL), mask=(index > k) & (index < n))
+            keep_factored_(U, index, i, j, n, basis_at, by, REAL)

@@ -28,13 +28,13 @@ INTERPRETED = not isinstance(step.advance, triton.JITFunction)
 """It says whether Triton runs kernels in Python: `TRITON_INTERPRET` was set when they were defined."""
 
 WARPS_PER_PROCESSOR = 16
-"""A streaming multiprocessor is given so many programs of one warp. No hardware has judged this choice yet."""
+"""The programs of one warp that a streaming multiprocessor is given. No hardware has judged this choice yet."""
 
 MOST_REGISTERS = 255
-"""A thread of NVIDIA's can have so many."""
+"""The registers that a thread of NVIDIA's can have."""
 
 SCRATCH = 1 << 27
-"""One launch may take so many bytes. They bound the programs of large blocks, which then take more tiles each."""
+"""The bytes that one launch may take. They bound the programs of large blocks, which then take more tiles each."""
 
 
 def launches_on(device: torch.device) -> bool:
@@ -104,7 +104,7 @@ class TritonWorkList(WorkList):
         first = np.cumsum([0, *tiles])
         self._tiles = int(first[-1])
         rows = [_row(place, int(start)) for place, start in zip(places, first, strict=False)]
-        self._table = sent(torch.tensor(rows, dtype=torch.int64), batch.device)
+        self._table = sent(torch.tensor(rows, dtype=torch.int64, device="cpu"), batch.device)
         owners = torch.from_numpy(np.repeat(np.arange(len(places), dtype=np.int32), tiles))
         self._owners = sent(owners, batch.device)
         self._compiled = False
@@ -163,7 +163,7 @@ def lanes_on(device: torch.device, blocks: int) -> int:
 
 
 def registers(device: torch.device, most: int = 65536 // (32 * WARPS_PER_PROCESSOR)) -> dict[str, int]:
-    """Let NVIDIA's compiler use so many registers a thread, by an option; else it spills a few.
+    """Let NVIDIA's compiler use `most` registers a thread, by an option; else it spills a few.
 
     By default they are what WARPS_PER_PROCESSOR leave. The sixteen warps of `redo` for blocks of 64 have as many.
     """
@@ -191,7 +191,7 @@ def _column(addresses: Sequence[int], device: torch.device) -> Tensor:
     """Make a column of the table. A graph that is captured has each address as an argument of a fill."""
     if is_capturing(device):
         return torch.cat([torch.full((1, 1), address, dtype=torch.int64, device=device) for address in addresses])
-    return sent(torch.tensor(addresses, dtype=torch.int64), device).unsqueeze(1)
+    return sent(torch.tensor(addresses, dtype=torch.int64, device="cpu"), device).unsqueeze(1)
 
 
 def _row(place: Place, first: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Who holds which rows of which parameters: the seam between one process and many.
+"""Says who holds which rows of which parameters: the seam between one process and many.
 
     contract      what a step asks of the processes that train together, and how they vote on it
     messages      what each of them has to say reaches all others
@@ -11,7 +11,7 @@ in these rows. Nothing is written before all processes have agreed that all of t
 """
 
 from blockadapt.optimizers.ranks.contract import Ranks, Verdict
-from blockadapt.optimizers.ranks.messages import added_up
+from blockadapt.optimizers.ranks.messages import Sum
 from blockadapt.optimizers.ranks.own_shards import OwnShards
 from blockadapt.optimizers.ranks.rows import are_sharded, is_flattened, is_sharded, local, require_placements
 from blockadapt.optimizers.ranks.shared_out import SharedOut, shares
@@ -20,8 +20,8 @@ __all__ = [
     "OwnShards",
     "Ranks",
     "SharedOut",
+    "Sum",
     "Verdict",
-    "added_up",
     "are_sharded",
     "is_flattened",
     "is_sharded",

@@ -1,4 +1,4 @@
-"""What a step asks of the processes that train together, and how they vote on it."""
+"""Says what a step asks of the processes that train together, and how they vote on it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 
 from blockadapt.errors import NonFiniteGradientError
+from blockadapt.optimizers.ranks.messages import last_vote, note_vote
 from blockadapt.optimizers.unit import Unit
 from blockadapt.validation import Described, refusal
 
 
 class Verdict(IntEnum):
-    """What a process has to say of a step. The gravest verdict counts for all."""
+    """Says what a process has to say of a step. The gravest verdict counts for all."""
 
     GO = 0
     SKIP = 1
@@ -24,7 +25,7 @@ class Verdict(IntEnum):
 
 
 class Ranks(Protocol):
-    """What a step needs to know of the processes that train together."""
+    """Tells what a step needs to know of the processes that train together."""
 
     def share_out(self, units: Sequence[Unit], before: Sequence[Unit]) -> None:
         """Say of units what of them lies here. `before` are all units as they were shared out last."""
@@ -58,6 +59,9 @@ class Ranks(Protocol):
 def agreed(owner: str, verdict: Verdict, groups: Mapping[Any, torch.device], moved: int = 0) -> Verdict:
     """Return the gravest verdict of all processes.
 
+    They also agree on a number for the vote, the greatest that one of them would give it: a process that an interrupt
+    has thrown out of a vote takes part in the next one, and has missed a number.
+
     Args:
         owner: Who asks, for messages.
         verdict: That of this process.
@@ -70,13 +74,16 @@ def agreed(owner: str, verdict: Verdict, groups: Mapping[Any, torch.device], mov
         ValueError: Processes have gradients for different parameters.
     """
     try:
-        said = torch.tensor([verdict, moved, -moved])
+        said = [verdict, moved, -moved, 0]
         for group, device in groups.items():
-            said = said.to(device)
-            dist.all_reduce(said, dist.ReduceOp.MAX, group=group)
+            said[3] = max(said[3], last_vote(group) + 1)
+            vote = torch.tensor(said, device=device)
+            dist.all_reduce(vote, dist.ReduceOp.MAX, group=group)
+            said = vote.tolist()
+            note_vote(group, said[3])
     except Exception as error:
         raise RuntimeError(f"{owner}: another process does not answer; parameters and state are unchanged.") from error
-    gravest, most, least = said.tolist()
+    gravest, most, least, _ = said
     if verdict <= Verdict.SKIP < gravest:
         if gravest == Verdict.NOT_FINITE:
             raise NonFiniteGradientError(

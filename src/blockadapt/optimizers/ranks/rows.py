@@ -1,4 +1,4 @@
-"""Rows of a parameter that lie in one process, and DTensors, in which all processes together have the whole."""
+"""Handles rows of a parameter in one process, and DTensors, in which all processes together have the whole."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def is_flattened(param: Tensor) -> bool:
     return getattr(param, "_fsdp_flattened", False) is True
 
 
-def require_placements(owner: str, param: Any) -> None:
+def require_placements(owner: str, param: Any, whose: str) -> None:
     """Raise unless a DTensor is replicated, or sharded along its first axis over one axis of its mesh."""
     from torch.distributed.tensor import Shard
 
     sharded = [placement for placement in param.placements if not placement.is_replicate()]
     ok = len(sharded) <= 1 and all(type(placement) is Shard and placement.dim == 0 for placement in sharded)
     rule = "replicated, or sharded along dimension 0 over one dimension of the mesh, where they are DTensors"
-    require(ok, owner, "params", rule, Described(f"placements {tuple(param.placements)}"))
+    require(ok, owner, "params", rule, Described(f"placements {tuple(param.placements)} for {whose}"))
 
 
 @dataclass(eq=False)
 class RowShare:
-    """Rows [first, last) of a parameter, and the blocks in them.
+    """Holds rows [first, last) of a parameter, and the blocks in them.
 
     Attributes:
         rank: This process, by its place among those that share the parameter.
@@ -102,14 +102,14 @@ class RowShare:
         borders = self._borders(name)
         total = borders[-1]
         shape = torch.Size((total, *here.shape[1:]))
-        piece: Tensor = here
+        shard: Tensor = here
         if borders != chunk_borders(total, len(borders) - 1):
             # What is empty must not lie where another process's begins: a checkpoint would take it for the same.
             begin = borders[self.rank] if len(here) else total
-            piece = LocalShardsWrapper([here], [(begin, *[0] * (here.ndim - 1))])
+            shard = LocalShardsWrapper([here], [(begin, *[0] * (here.ndim - 1))])
         stride = torch.empty(shape, device="meta").stride()
         spread: Tensor = DTensor.from_local(
-            piece, self.mesh, self.placements, run_check=False, shape=shape, stride=stride
+            shard, self.mesh, self.placements, run_check=False, shape=shape, stride=stride
         )
         return spread
 

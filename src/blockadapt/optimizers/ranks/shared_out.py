@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -18,18 +18,22 @@ from torch import Tensor
 
 from blockadapt.kernels.flops import block_flops
 from blockadapt.optimizers.ranks.contract import Verdict, agreed
-from blockadapt.optimizers.ranks.messages import exchange
+from blockadapt.optimizers.ranks.messages import Exchange
 from blockadapt.optimizers.ranks.rows import RowShare
 from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import Partition
-from blockadapt.validation import require
+from blockadapt.validation import has_numbers, require
 
 BUCKET_BYTES = 25 * 2**20
 """Parameters that are given to the others in one message: DDP's figure, large enough that latency does not count."""
 
 
+Copies = list[tuple[Tensor, Tensor]]
+"""What is written, and what is read."""
+
+
 def shares(units: Sequence[Unit], ranks: int, before: Sequence[Unit] = ()) -> list[list[int] | None]:
-    """For each unit the first row of each rank and, at the end, the number of rows.
+    """Give for each unit the first row of each rank and, at the end, the number of rows.
 
     Every unit is dealt out in grains, as many to each rank; those that are left over go to the ranks with the least to
     do so far. So ranks differ by less than one grain in arithmetic, and hold as much state and send as many bytes.
@@ -73,20 +77,29 @@ def _grain_flops(cut: Partition) -> int:
 
 @dataclass(eq=False)
 class _Bucket:
-    """Units whose rows travel together.
+    """Holds units whose rows travel together.
 
     Attributes:
         units: The units, of one dtype and device.
         offsets: For each unit and rank where its rows begin in what that rank moves.
         moved: What each rank moves, [ranks, length]: this one in its row, and the others' rows come by message. It is
             as long on every rank, so that ranks with fewer rows send something more.
-        messages: Those under way.
     """
 
     units: list[Unit]
     offsets: list[list[int]]
     moved: Tensor
-    messages: Sequence[Any] = ()
+
+    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pair rows of each parameter with where they come from, rank after rank.
+
+        Yields:
+            Some rows of a parameter, and the same rows as one of the ranks moves them.
+        """
+        for unit, starts in zip(self.units, self.offsets, strict=True):
+            param = unit.owner.detach()
+            for rank, (first, last) in enumerate(pairwise(_share(unit).row_borders)):
+                yield param[first:last], _shaped(self.moved[rank], starts[rank], (last - first, *param.shape[1:]))
 
 
 class SharedOut:
@@ -109,9 +122,13 @@ class SharedOut:
         self._size, self._rank = dist.get_world_size(group), dist.get_rank(group)
         self._device = torch.device("cpu")
         self._meshes: dict[str, Any] = {}
-        self._key: list[tuple[Unit, object]] = []
+        self._key: list[Any] | None = None
+        self._moved = 0
         self._buckets: list[_Bucket] = []
         self._alone: list[Unit] = []
+        self._to_move: Copies = []
+        self._to_write: Copies = []
+        self._exchange: Exchange | None = None
         self._is_halfway = False
 
     def share_out(self, units: Sequence[Unit], before: Sequence[Unit]) -> None:
@@ -137,19 +154,17 @@ class SharedOut:
 
     def buckets(self, units: Sequence[Unit]) -> list[list[Unit]]:
         """See `Ranks`. Copies rows to where they are moved."""
-        key: list[tuple[Unit, object]] = [
-            (unit, [(p.dtype, p.device, p.grad is None) for p in unit.params]) for unit in units
-        ]
+        key = [(unit, [*map(_form, unit.params)]) for unit in units]
         if key != self._key:
+            self._key = None  # there may be no memory for what follows
             self._lay_out(units)
             self._key = key
-        for unit in units:
-            for param, slab in _share(unit).slabs.items():
-                slab.copy_(_rows(unit, param))
+        _copy_(self._to_move)
         return [bucket.units for bucket in self._buckets] + [self._alone] * bool(self._alone)
 
     def _lay_out(self, units: Sequence[Unit]) -> None:
         """Give each unit its memory: in a bucket with others, or, if every rank moves all of it, of its own."""
+        self._moved = zlib.crc32(" ".join(unit.key for unit in units).encode())
         self._alone = [unit for unit in units if _share(unit).rows is None]
         for unit in self._alone:
             _share(unit).slabs = {p: torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in unit.params}
@@ -162,6 +177,14 @@ class SharedOut:
             if sum(other.owner.nbytes for other in together) >= BUCKET_BYTES:
                 full.append(open_.pop(kind))
         self._buckets = [self._bucket(together) for together in [*full, *open_.values()]]
+        self._to_move = [(slab, _rows(unit, param)) for unit in units for param, slab in _share(unit).slabs.items()]
+        self._to_write = [pair for bucket in self._buckets for pair in bucket.pairs()]
+        self._to_write += [
+            (param.detach(), slab)
+            for unit in self._alone
+            for param, slab in _share(unit).slabs.items()
+            if param.grad is not None
+        ]
 
     def _bucket(self, units: list[Unit]) -> _Bucket:
         """Lay rows of these units one after another, in the same order on every rank."""
@@ -176,14 +199,24 @@ class SharedOut:
         moved = torch.zeros(self._size, max(ends), dtype=like.dtype, device=like.device)
         for unit, starts in zip(units, offsets, strict=True):
             shape = unit.shape(unit.owner)
-            _share(unit).slabs = {unit.owner: _piece(moved[self._rank], starts[self._rank], shape)}
+            _share(unit).slabs = {unit.owner: _shaped(moved[self._rank], starts[self._rank], shape)}
         return _Bucket(units, offsets, moved)
 
     def agree(self, verdict: Verdict) -> Verdict:
-        """See `Ranks`. All must have gradients for the same units."""
-        moved = zlib.crc32(" ".join(unit.key for unit, _ in self._key).encode())
-        verdict = agreed(self._owner, verdict, {self._group: self._device}, moved)
+        """See `Ranks`. All must have gradients for the same units. If they go on, they expect each other's rows.
+
+        Raises:
+            RuntimeError: Another process was lost.
+        """
+        verdict = agreed(self._owner, verdict, {self._group: self._device}, self._moved)
         self._is_halfway = verdict is Verdict.GO
+        if self._is_halfway:
+            try:
+                self._exchange = Exchange(self._group)
+                for bucket in self._buckets:
+                    self._exchange.expect(bucket.moved)
+            except Exception as error:
+                raise RuntimeError(self._lost()) from error
         return verdict
 
     def publish(self, bucket: int) -> None:
@@ -194,9 +227,9 @@ class SharedOut:
         """
         if bucket >= len(self._buckets):
             return  # units that every rank moves for itself
-        one = self._buckets[bucket]
+        assert self._exchange is not None  # all have agreed
         try:
-            one.messages = exchange(one.moved, self._group)
+            self._exchange.send(self._buckets[bucket].moved)
         except Exception as error:
             raise RuntimeError(self._lost()) from error
 
@@ -206,23 +239,12 @@ class SharedOut:
         Raises:
             RuntimeError: Another process was lost.
         """
+        assert self._exchange is not None  # all have agreed
         try:
-            for bucket in self._buckets:
-                for message in bucket.messages:
-                    message.wait()
+            self._exchange.wait()
         except Exception as error:
             raise RuntimeError(self._lost()) from error
-        for bucket in self._buckets:
-            for unit, starts in zip(bucket.units, bucket.offsets, strict=True):
-                for rank, (first, last) in enumerate(pairwise(_share(unit).row_borders)):
-                    if last > first:
-                        shape = (last - first, *unit.owner.shape[1:])
-                        unit.owner[first:last] = _piece(bucket.moved[rank], starts[rank], shape)
-            bucket.messages = ()
-        for unit in self._alone:
-            for param, slab in _share(unit).slabs.items():
-                if param.grad is not None:
-                    param.copy_(slab)
+        _copy_(self._to_write)
         self._is_halfway = False
 
     def require_whole(self) -> None:
@@ -239,9 +261,21 @@ class SharedOut:
 
     def _lost(self) -> str:
         return (
-            f"{self._owner}: another process was lost in a step; parameters are as before it, the state of the blocks "
-            f"here is not. Load a checkpoint."
+            f"{self._owner}: another process was lost after all had agreed on a step; parameters here are as before "
+            f"it, the state of the blocks may not be, here or elsewhere. Load a checkpoint."
         )
+
+
+def _form(param: Tensor) -> tuple[Any, ...]:
+    """Tell all of a parameter that decides where its rows lie, and whether they are moved."""
+    address = param.data_ptr() if has_numbers(param) else None
+    return param.dtype, param.device, param.stride(), address, param.grad is None
+
+
+def _copy_(copies: Copies) -> None:
+    """Copy all at once: a call for each would take longer than the copying, where parameters are small."""
+    if copies:
+        torch._foreach_copy_([there for there, _ in copies], [here for _, here in copies])
 
 
 def _share(unit: Unit) -> RowShare:
@@ -254,5 +288,6 @@ def _rows(unit: Unit, param: Tensor) -> Tensor:
     return param.detach() if rows is None else param.detach()[slice(*rows)]
 
 
-def _piece(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
+def _shaped(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
+    """Give the numbers of `flat` from `start` on a shape."""
     return flat[start : start + math.prod(shape)].view(shape)

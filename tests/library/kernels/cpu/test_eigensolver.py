@@ -14,47 +14,23 @@ from blockadapt.kernels.cpu import jacobi, tridiagonal
 from blockadapt.kernels.cpu.simd import LANES as L
 from blockadapt.moments import unpack
 from support.blocks import blocks_of
+from support.stages import (
+    Array,
+    from_rows,
+    matrices,
+    packed_rows,
+    reflections,
+    to_rows,
+    tolerance,
+    tridiagonal_matrix,
+    vectors,
+)
 from support.uncompiled import uncompiled  # noqa: F401
 
-Array = np.ndarray[Any, Any]
 KINDS = ["typical", "graded", "gradedup", "rank3", "cond1e8", "zero"]
 each_real = pytest.mark.parametrize("real", [np.float32, np.float64], ids=["float32", "float64"])
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_size = pytest.mark.parametrize("n", [3, 4, 7, 11])
-
-
-def matrices(kind: str, n: int) -> Array:
-    """A block for each lane, [L, n, n], with its largest entry in [1, 2) as the kernel scales it; exact in float32."""
-    V = unpack(blocks_of(kind, L, n)[0], n).numpy()
-    largest = np.maximum(V.diagonal(axis1=1, axis2=2).max(-1), 1e-300)
-    return (V / np.exp2(np.floor(np.log2(largest)))[:, None, None]).astype(np.float32).astype(np.float64)
-
-
-def vectors(n: int, count: int = L) -> Array:
-    return np.random.default_rng(n).standard_normal((count, n)).astype(np.float32).astype(np.float64)
-
-
-def to_rows(blocks: Array, real: Any) -> Array:
-    """[L, width] numbers of each lane as rows of lanes, one after another."""
-    return np.ascontiguousarray(blocks.reshape(L, -1).T).astype(real).reshape(-1)
-
-
-def from_rows(rows: Array, *shape: int) -> Array:
-    """The inverse of `to_rows`, in float64."""
-    return rows.reshape(-1, L).T.reshape(L, *shape).astype(np.float64)
-
-
-def packed_rows(V: Array, real: Any) -> Array:
-    return to_rows(V[(slice(None), *np.tril_indices(V.shape[1]))], real)
-
-
-def tridiagonal_matrix(d: Array, e: Array) -> Array:
-    """[L, n, n] from diagonals [L, n] and [L, n − 1]."""
-    n = d.shape[1]
-    T = np.zeros((L, n, n))
-    T[:, range(n), range(n)] = d
-    T[:, range(n - 1), range(1, n)] = T[:, range(1, n), range(n - 1)] = e
-    return T
 
 
 def tridiagonalised(V: Array, m: Array, real: Any) -> dict[str, Array]:
@@ -65,22 +41,6 @@ def tridiagonalised(V: Array, m: Array, real: Any) -> dict[str, Array]:
     y = to_rows(m, real)
     tridiagonal.tridiagonalise_(n, a, rows["h"], rows["d"], rows["e"], y, rows["u"], rows["q"], L)
     return {"a": a, "h": rows["h"], "d": rows["d"], "e": rows["e"], "y": y}
-
-
-def reflections(a: Array, h: Array, n: int) -> Array:
-    """H [L, n, n], multiplied out of what stage 1 leaves in a and h."""
-    triangle, inverse = from_rows(a, n * (n + 1) // 2), from_rows(h, n)
-    H = np.broadcast_to(np.eye(n), (L, n, n)).copy()
-    for k in range(n - 2):
-        u = np.zeros((L, n))
-        for i in range(k + 1, n):
-            u[:, i] = triangle[:, i * (i + 1) // 2 + k]
-        H -= (H @ u[:, :, None]) * u[:, None, :] * inverse[:, k, None, None]
-    return H
-
-
-def tolerance(real: Any, n: int) -> float:
-    return float(8 * n * np.finfo(real).eps)
 
 
 # ------------------------------------------------------------------------------------------------------- the reference
@@ -105,7 +65,7 @@ def test_the_reference_decomposes_v(kind: str, n: int) -> None:
 @each_kind
 @each_size
 def test_tridiagonal_form_is_hvh_and_the_references(n: int, kind: str, real: Any) -> None:
-    V, m = matrices(kind, n), vectors(n)
+    V, m = matrices(kind, n, L), vectors(n, L)
     left = tridiagonalised(V, m, real)
     T = tridiagonal_matrix(from_rows(left["d"], n), from_rows(left["e"], n)[:, : n - 1])
     H = reflections(left["a"], left["h"], n)
@@ -121,8 +81,8 @@ def test_tridiagonal_form_is_hvh_and_the_references(n: int, kind: str, real: Any
 @each_real
 @each_size
 def test_reflections_are_applied_backwards(n: int, real: Any) -> None:
-    left = tridiagonalised(matrices("typical", n), vectors(n), real)
-    H, z = reflections(left["a"], left["h"], n), vectors(n)
+    left = tridiagonalised(matrices("typical", n, L), vectors(n, L), real)
+    H, z = reflections(left["a"], left["h"], n), vectors(n, L)
     y = to_rows(z, real)
     tridiagonal.apply_reflections_(n, left["a"], left["h"], y, L)
     np.testing.assert_allclose(from_rows(y, n), (H @ z[:, :, None])[:, :, 0], atol=tolerance(real, n))
@@ -135,9 +95,9 @@ def test_reflections_are_applied_backwards(n: int, real: Any) -> None:
 def test_a_column_that_is_tridiagonal_already_is_left_alone() -> None:
     n = 5
     V = np.broadcast_to(np.diag(np.arange(2.0, 7.0) / 4) + np.diag([0.25] * 4, 1) + np.diag([0.25] * 4, -1), (L, n, n))
-    left = tridiagonalised(V, vectors(n), np.float64)
+    left = tridiagonalised(V, vectors(n, L), np.float64)
     np.testing.assert_array_equal(tridiagonal_matrix(from_rows(left["d"], n), from_rows(left["e"], n)[:, :4]), V)
-    np.testing.assert_array_equal(from_rows(left["y"], n), vectors(n))
+    np.testing.assert_array_equal(from_rows(left["y"], n), vectors(n, L))
     np.testing.assert_array_equal(from_rows(left["h"], n)[:, : n - 2], 0)
 
 
@@ -156,7 +116,7 @@ def diagonalised(T: Array, y: Array, real: Any) -> dict[str, Any]:
 
 def tridiagonal_blocks(kind: str, n: int) -> Array:
     """T of each lane's block, exact in float32."""
-    T = np.stack([reference.tridiagonalise(block)[0] for block in matrices(kind, n)])
+    T = np.stack([reference.tridiagonalise(block)[0] for block in matrices(kind, n, L)])
     d, e = T.diagonal(axis1=1, axis2=2), T.diagonal(1, axis1=1, axis2=2)
     return tridiagonal_matrix(d.astype(np.float32), e.astype(np.float32))
 
@@ -166,7 +126,7 @@ def tridiagonal_blocks(kind: str, n: int) -> Array:
 @each_kind
 @each_size
 def test_rotations_are_orthogonal_and_keep_the_spectrum(n: int, kind: str, real: Any) -> None:
-    T, z = tridiagonal_blocks(kind, n), vectors(n)
+    T, z = tridiagonal_blocks(kind, n), vectors(n, L)
     left = diagonalised(T, z, real)
     close = tolerance(real, n)
     assert not from_rows(left["e"], n)[:, : n - 1].any()  # converged
@@ -226,7 +186,7 @@ def test_reversing_takes_whole_rows_of_several_columns_round() -> None:
 @pytest.mark.usefixtures("uncompiled")
 @each_real
 def test_blocks_of_two_are_solved_by_one_rotation(real: Any) -> None:
-    V, z = np.concatenate([matrices("typical", 2)[: L // 2], matrices("rank1", 2)[L // 2 :]]), vectors(2)
+    V, z = np.concatenate([matrices("typical", 2, L)[: L // 2], matrices("rank1", 2, L)[L // 2 :]]), vectors(2, L)
     V[0] = np.eye(2)
     a, y = packed_rows(V, real), to_rows(z, real)
     d, e, log = (np.full(2 * L, np.nan, real) for _ in range(3))

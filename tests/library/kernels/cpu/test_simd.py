@@ -352,7 +352,7 @@ def outwards(addresses: Any, offset: int, array: Any, start: int) -> None:
 
 @each_real
 @pytest.mark.parametrize(("offset", "start"), [(0, 0), (3, 0), (0, 5), (2, 64)])
-def test_turn_in_transposes_and_turn_out_undoes_it(real: Any, offset: int, start: int) -> None:
+def test_transpose_in_transposes_and_transpose_out_undoes_it(real: Any, offset: int, start: int) -> None:
     entries = 20
     for transpose_in, transpose_out in zip(both(inwards), both(outwards), strict=True):
         memory, addresses = shuffled(real, entries)

@@ -283,13 +283,29 @@ def test_a_number_of_threads_that_the_user_set_stays_and_can_be_changed_later() 
     assert run(STEP + textwrap.dedent(script)).split() == ["3", "1", "2"]
 
 
+END_OF_CHILD = """
+import signal, time
+deadline = time.monotonic() + 20
+while time.monotonic() < deadline:
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        print("ended", os.waitstatus_to_exitcode(status))
+        break
+    time.sleep(0.05)
+else:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print("hung")
+"""
+
+
 def test_a_forked_child_can_step_after_its_parent_has_used_two_threads() -> None:
     """The child has none of the parent's threads, so it must not wait for them.
 
     The parameter is small, because torch's own operations on large tensors do hang in such a child.
     """
     script = """
-    import os, signal, time
+    import os
     torch.set_num_threads(2)
     optimizer = BlockAdam([param], backend="numba")
     step()
@@ -297,25 +313,14 @@ def test_a_forked_child_can_step_after_its_parent_has_used_two_threads() -> None
     if child == 0:
         optimizer.step()
         os._exit(0)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            print("ended", status)
-            break
-        time.sleep(0.05)
-    else:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        print("hung")
     """
     small = STEP.replace("300, 100", "40, 64")
-    assert run(small + textwrap.dedent(script)).split() == ["ended", "0"]
+    assert run(small + textwrap.dedent(script) + END_OF_CHILD).split() == ["ended", "0"]
 
 
 def test_a_forked_child_starts_threads_of_its_own_after_its_parent_has_used_python_threads() -> None:
     script = """
-    import os, signal, time
+    import os
     from blockadapt.kernels.cpu import threads
     threads._gnu_openmp = lambda: None
     calls = []
@@ -324,16 +329,5 @@ def test_a_forked_child_starts_threads_of_its_own_after_its_parent_has_used_pyth
     if child == 0:
         threads.run_on_threads(calls.append, 2, 3)
         os._exit(10 * calls.count(1) + calls.count(2))
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            print("ended", os.waitstatus_to_exitcode(status))
-            break
-        time.sleep(0.05)
-    else:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        print("hung")
     """
-    assert run(script).split() == ["ended", "33"]
+    assert run(textwrap.dedent(script) + END_OF_CHILD).split() == ["ended", "33"]

@@ -1,4 +1,4 @@
-"""What the compilers make of the kernels, for GPUs that need not be there."""
+"""What the compilers make of the kernels, for GPUs that need not be there, and what the documents say of it."""
 
 from __future__ import annotations
 
@@ -59,11 +59,31 @@ def test_nothing_is_spilt_for_blocks_of_up_to_16_nor_ever_by_advance(
             assert [figures(cell)["spilt"] for cell in row[5:]] == [0] * 4, row
 
 
+def in_the_docs(mark: str) -> list[list[str]]:
+    """The rows of docs/gpu.md that have this mark in their last cell."""
+    lines = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    return [row for row in rows if mark in row[-1]]
+
+
 @pytest.mark.slow
 def test_the_docs_have_the_table_that_the_compilers_give(table: list[list[str]]) -> None:
     triton = pytest.importorskip("triton")
-    text = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    if f"Triton {triton.__version__}" not in text:
+    if f"Triton {triton.__version__}" not in (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8"):
         pytest.skip("the docs tell of another version of Triton")
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `") and " · " in line]
-    assert rows == table
+    assert in_the_docs(" · ") == table
+
+
+@pytest.mark.slow
+def test_the_docs_have_the_counts_that_the_interpreter_gives() -> None:
+    assert in_the_docs(" – ") == made("counted")
+
+
+@pytest.mark.slow
+def test_errors_are_what_the_docs_say() -> None:
+    """A tenth more may be: the other side is LAPACK, which rounds otherwise on each kind of processor."""
+    told, found = in_the_docs(" ×"), made("accurate")
+    assert [row[:2] for row in found] == [row[:2] for row in told]
+    for theirs, ours in zip(told, found, strict=True):
+        for limit, ratio in zip(theirs[2:], ours[2:], strict=True):
+            assert float(ratio.rstrip(" ×")) <= 1.1 * float(limit.rstrip(" ×"))

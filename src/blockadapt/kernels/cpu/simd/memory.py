@@ -83,12 +83,12 @@ def store_lanes(address: int, first: int, last: int, lanes: Any) -> None:
 
 
 def array_at(address: int, count: int, like: Any) -> Any:
-    """View so many numbers at an address as an array."""
+    """View `count` numbers at an address as an array."""
     return np.ctypeslib.as_array((_c_type(like) * count).from_address(int(address)))
 
 
 def rows_at(address: int, rows: int, like: Any) -> Any:
-    """View so many rows of lanes at an address as an array."""
+    """View `rows` rows of lanes at an address as an array."""
     return array_at(address, rows * LANES, like)
 
 

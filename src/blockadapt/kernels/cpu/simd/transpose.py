@@ -12,7 +12,7 @@ from blockadapt.kernels.cpu.simd.memory import gather, load, load_vector, scatte
 from blockadapt.kernels.cpu.simd.types import ELEMENTS, INT32, INT64, LANES, call, data_of, defines, splat
 
 SQUARE = 16
-"""So many entries of each of so many lanes are transposed at once."""
+"""The entries of each lane, and the lanes, that are transposed at once."""
 
 
 def transpose_in(addresses: Any, offset: int, array: Any, start: int) -> None:
