@@ -1,4 +1,4 @@
-"""The laboratory: demos and experiments on top of `blockadapt`. The library never imports it.
+"""Holds the laboratory: demos and experiments on top of `blockadapt`. The library never imports it.
 
 What parts of your own need can be imported from here, and `run` and `make_report` for notebooks. Each is loaded when
 it is asked for: commands that answer at once do not wait for torch.

@@ -1,4 +1,4 @@
-"""The laboratory from Python: the same runs, records and reports as the commands make."""
+"""Offers the laboratory from Python: the same runs, records and reports as the commands make."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from blockadapt_experiments.commands.session import carry_out, make_session
 from blockadapt_experiments.core.config import load
 from blockadapt_experiments.experiments.registry import get_experiment
+from blockadapt_experiments.files.atomic import require_no_url
 from blockadapt_experiments.parts import ORIGINS, load_installed
 from blockadapt_experiments.report import write_report
 from blockadapt_experiments.report.reading import read
@@ -76,13 +77,16 @@ def make_report(*runs: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of the runs in a directory, or in several of one experiment; returns its page.
 
     Raises:
-        ValueError: If these are no such directories, or `out` is missing where there are several.
+        ValueError: If these are no such directories, or `out` is missing where there are several, or is a URL.
     """
     load_installed()
     first, *others = map(Path, runs)
     if others and out is None:
         raise ValueError("report: `out` must be given where several directories make one report.")
-    return write_report(first, others=others, into=Path(out) if out is not None else None)[0]
+    into = Path(out) if out is not None else None
+    if into is not None:
+        require_no_url("report", into)
+    return write_report(first, others=others, into=into)[0]
 
 
 def _command(experiment: str, scale: str, changes: Sequence[Mapping[str, Any]], tune: bool) -> str:

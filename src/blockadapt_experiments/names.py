@@ -1,4 +1,4 @@
-"""Names that can be checked before anything heavy is loaded: torch alone takes seconds to import."""
+"""Lists names that can be checked before anything heavy is loaded: torch alone takes seconds to import."""
 
 from __future__ import annotations
 

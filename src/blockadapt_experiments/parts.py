@@ -1,4 +1,4 @@
-"""Parts that are not built in: where their code comes from, and how it is loaded.
+"""Loads parts that are not built in: where their code comes from, and how it is loaded.
 
 An optimizer, a data set or an experiment of your own is registered when its module is imported: by `--load my.py`, by
 an entry point of an installed package, or by a notebook. A run keeps the digest of the file that registered what it
@@ -20,6 +20,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from blockadapt_experiments.files.atomic import require_no_url
+
 GROUP = "blockadapt.experiments"
 """The group of entry points that name modules with parts."""
 
@@ -31,7 +33,7 @@ LOADED = "blockadapt_loaded_"
 
 
 class Origin(NamedTuple):
-    """Where a part comes from.
+    """Says where a part comes from.
 
     Attributes:
         kind: What it is: "optimizer", "images" or "experiment".
@@ -91,6 +93,7 @@ def load_file(file: str | Path) -> None:
         ValueError: It cannot be read, or fails; the sentence says where.
     """
     path = Path(file)
+    require_no_url("load", path, "load", "Python file")
     try:
         source = path.read_bytes()
     except OSError as error:

@@ -23,6 +23,7 @@ from blockadapt_experiments.data import images
 from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.experiments.registry import get_experiment, register_experiment
 from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.results.recorded_runs import read_tuned
 from support.laboratory import COMMAND, ENVIRONMENT, finished, outcome, wait_until
 from support.parts import nothing_registered
 
@@ -47,7 +48,7 @@ def test_an_experiment_of_your_own_leaves_records_and_a_report(tmp_path: Path) -
     blockadapt_experiments.load_file(VALLEY)
     summary = blockadapt_experiments.run("valley", "smoke", out=tmp_path, seeds=[0, 1], tune=True, quiet=True)
     assert (summary.arms, summary.seeds, summary.complete) == (["adam", "block-adam"], [0, 1], True)
-    assert {*read_json(tmp_path / "tuned.json")} == {"adam", "block-adam"}
+    assert {*read_tuned(tmp_path, "test")} == {"adam", "block-adam"}
     text = blockadapt_experiments.make_report(tmp_path).read_text(encoding="utf-8")
     assert "Block-Adam comes further down than Adam" in text
     assert "Rosenbrock" in text

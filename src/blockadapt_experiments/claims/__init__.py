@@ -1,1 +1,1 @@
-"""The paper's claims, and what they are judged by."""
+"""Holds the paper's claims, and what they are judged by."""

@@ -1,4 +1,4 @@
-"""What the paper claims, and the verdict of the runs."""
+"""Says what the paper claims, and the verdict of the runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blockadapt_experiments.results.summary import Summary
 
 
 class Verdict(NamedTuple):
-    """What was measured about a claim. `held` is None where these runs cannot tell."""
+    """Says what was measured about a claim. `held` is None where these runs cannot tell."""
 
     held: bool | None
     words: str
@@ -18,7 +18,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says, in our words and with its place there, and how to judge it from the runs."""
+    """States what the paper claims, in our words and with its place there, and how to judge it from the runs."""
 
     paper: str
     judge: Callable[[Summary], Verdict]

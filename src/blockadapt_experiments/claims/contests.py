@@ -1,4 +1,4 @@
-"""One arm against others: values by seed, and a verdict of several parts."""
+"""Compares one arm against others: values by seed, and a verdict of several parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blockadapt_experiments.results.summary import Summary, oscillation
 
 
 class Part(NamedTuple):
-    """A comparison with one other arm: whether it went as claimed, and in words."""
+    """Is a comparison with one other arm: whether it went as claimed, and in words."""
 
     held: bool | None
     words: str
@@ -37,14 +37,14 @@ def finals(summary: Summary, arm: str, metric: str, variant: str = "") -> BySeed
 
 
 class Side(NamedTuple):
-    """One side of a comparison: an arm in a variant."""
+    """Is one side of a comparison: an arm in a variant."""
 
     arm: str
     variant: str = ""
 
 
 class EqualTime(NamedTuple):
-    """Two sides by seed when the faster one was done: their values, and the share of the axis that each had covered."""
+    """Holds two sides by seed when the faster was done: their values, and how much of the axis each had covered."""
 
     first: BySeed
     second: BySeed
@@ -93,7 +93,7 @@ def verdict(parts: Sequence[Part], lead: str = "") -> Verdict:
 
 
 class Measure(NamedTuple):
-    """What two arms are compared by: a metric of which less is better, its name and the unit of a difference."""
+    """Says what two arms are compared by: a metric of which less is better, its name and the unit of a difference."""
 
     metric: str
     name: str

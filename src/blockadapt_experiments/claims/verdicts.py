@@ -1,4 +1,4 @@
-"""What claims are judged by: differences between two arms on the same seeds, and the words that carry the numbers."""
+"""Judges claims by differences between two arms on the same seeds, and finds the words that carry the numbers."""
 
 from __future__ import annotations
 

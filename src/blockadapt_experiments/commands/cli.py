@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from blockadapt_experiments.commands import display
 from blockadapt_experiments.commands.contents import CONTENTS, require_chosen, require_known
 from blockadapt_experiments.commands.display import say
-from blockadapt_experiments.files.atomic import require_directory, write_json
+from blockadapt_experiments.files.atomic import require_directory, require_no_url, write_json
 from blockadapt_experiments.names import SCALES
 from blockadapt_experiments.parts import load_file, load_installed
 
@@ -143,6 +143,7 @@ def run(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's logs too.")] = False,
     load: Load = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    storage: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run an experiment.
 
@@ -150,6 +151,7 @@ def run(
     also by a command that asks for more seeds, optimizers or arms in the same directory.
     """
     with _one_sentence():
+        _require_no_storage(storage)
         if not _load(load):
             require_known(experiment, scale)
             if optimizers is not None and not any(change.startswith("arms") for change in changes or ()):
@@ -177,6 +179,16 @@ def run(
             typer.echo(f"Interrupted; `{command}` goes on where this stopped.", err=True)
             sys.exit(130)
     sys.exit(0 if complete else 1)
+
+
+def _require_no_storage(storage: str | None) -> None:
+    """Tell who knows this option from other tools what there is instead.
+
+    Raises:
+        ValueError: It is given. Its value is not told, for it may hold a password.
+    """
+    if storage is not None:
+        raise ValueError("run: `storage` must be left out: the folder of --out is the study, without a database.")
 
 
 def _selection(seeds: list[str] | None, optimizers: str | None) -> Iterator[str]:
@@ -237,10 +249,12 @@ def _place_of_report(runs: list[Path], out: Path | None) -> Path:
     """Tell where a report goes: beside the runs, where they are in one directory, or where the user says.
 
     Raises:
-        ValueError: There are several directories, and the user does not say.
+        ValueError: There are several directories, and the user does not say; or says a URL.
     """
     if len(runs) > 1 and out is None:
         raise ValueError("report: `out` must be given where several directories make one report.")
+    if out is not None:
+        require_no_url("report", out)
     return out or runs[0]
 
 
@@ -301,12 +315,12 @@ def demo(
     The data are scikit-learn's digits; the optimizers SGD, Adam, Block-Adam and Block-Adam with spectrum clipping.
     Prints a table and writes plots and numbers. Takes about a minute.
     """
-    from blockadapt_experiments.commands.demo import Settings, record, run_demo
+    from blockadapt_experiments.commands.demo import DemoSettings, record, run_demo
     from blockadapt_experiments.commands.demo_plots import write_plots
     from blockadapt_experiments.data.digits import digits
 
     with _one_sentence():
-        settings = Settings(epochs, seed)
+        settings = DemoSettings(epochs, seed)
         require_directory("demo", out)
     console = Console()
     data = digits()

@@ -100,7 +100,7 @@ def make_optimizer(name: str, model: nn.Module, lr: float, sgd_lr: float, steps:
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     """Holds what a user may choose.
 
     Args:
@@ -126,7 +126,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Run:
+class DemoRun:
     """Holds what one optimizer made of one model. State is counted after the first step and after the last."""
 
     model: str
@@ -162,7 +162,7 @@ Progress = Callable[[str, str, Epoch], None]
 """Called after each epoch with the names of the model and the optimizer."""
 
 
-def run_demo(settings: Settings, data: Split, on_epoch: Progress) -> list[Run]:
+def run_demo(settings: DemoSettings, data: Split, on_epoch: Progress) -> list[DemoRun]:
     """Train every model with every optimizer."""
     with threads(THREADS):
         return [
@@ -175,11 +175,11 @@ def run_demo(settings: Settings, data: Split, on_epoch: Progress) -> list[Run]:
 def train(
     model_name: str,
     optimizer_name: str,
-    settings: Settings,
+    settings: DemoSettings,
     data: Split,
     learning_rates: dict[str, float],
     on_epoch: Progress,
-) -> Run:
+) -> DemoRun:
     """Train one model with one optimizer and measure it after each epoch."""
     model = initial(MODELS[model_name], settings.seed)
     lr, sgd_lr = learning_rates[optimizer_name], learning_rates["SGD"]
@@ -197,7 +197,7 @@ def train(
         epochs.append(_measured(model, data, seconds=time.perf_counter() - start))
         on_epoch(model_name, optimizer_name, epochs[-1])
     final_bytes = state_bytes_of(optimizer)
-    return Run(model_name, optimizer_name, lr, tuple(epochs), state_bytes, final_bytes, torch.get_num_threads())
+    return DemoRun(model_name, optimizer_name, lr, tuple(epochs), state_bytes, final_bytes, torch.get_num_threads())
 
 
 def _minibatches(examples: Examples, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -219,7 +219,7 @@ def _measured(model: nn.Module, data: Split, seconds: float) -> Epoch:
     return Epoch(float(loss), correct / len(data.test), seconds)
 
 
-def record(settings: Settings, data: Split, runs: Sequence[Run]) -> dict[str, Any]:
+def record(settings: DemoSettings, data: Split, runs: Sequence[DemoRun]) -> dict[str, Any]:
     """Collect what was measured and what it was measured on, as plain data for JSON."""
     return {
         "note": "One seed on a tiny data set.",
@@ -231,7 +231,7 @@ def record(settings: Settings, data: Split, runs: Sequence[Run]) -> dict[str, An
     }
 
 
-def _run_record(run: Run) -> dict[str, Any]:
+def _run_record(run: DemoRun) -> dict[str, Any]:
     summary = {
         "final_accuracy": run.final_accuracy,
         "best_accuracy": run.best_accuracy,

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from blockadapt_experiments.commands.demo import Epoch, Run
+from blockadapt_experiments.commands.demo import DemoRun, Epoch
 from blockadapt_experiments.contenders.catalogue import CONTENDERS
 from blockadapt_experiments.drawing.colours import STYLES
 from blockadapt_experiments.files.png import write_png
@@ -17,7 +17,7 @@ from blockadapt_experiments.files.png import write_png
 STYLE_BY_LABEL = {CONTENDERS[name].label: style.line() for name, style in STYLES.items()}
 
 
-def write_plots(runs: Sequence[Run], subtitle: str, directory: Path) -> list[Path]:
+def write_plots(runs: Sequence[DemoRun], subtitle: str, directory: Path) -> list[Path]:
     """Draw training loss and test accuracy, and return the files written: none after one epoch, which is no curve."""
     if max(len(run.epochs) for run in runs) < 2:
         return []
@@ -29,7 +29,7 @@ def write_plots(runs: Sequence[Run], subtitle: str, directory: Path) -> list[Pat
     return [write_png(figure, path) for path, figure in files.items()]
 
 
-def _figure(runs: Sequence[Run], title: str, axis: str, subtitle: str, value: Callable[[Epoch], float]) -> Any:
+def _figure(runs: Sequence[DemoRun], title: str, axis: str, subtitle: str, value: Callable[[Epoch], float]) -> Any:
     """Draw a panel for each model and a curve for each optimizer, all on one scale."""
     models = list(dict.fromkeys(run.model for run in runs))
     figure = Figure(figsize=(9, 4.4), dpi=150, layout="constrained")
@@ -54,7 +54,7 @@ def _figure(runs: Sequence[Run], title: str, axis: str, subtitle: str, value: Ca
     return figure
 
 
-def _accuracy_range(runs: Sequence[Run]) -> tuple[float, float]:
+def _accuracy_range(runs: Sequence[DemoRun]) -> tuple[float, float]:
     """Begin below the lowest accuracy once a tenth of the run is over: the first epochs would flatten all others."""
     settled = [100 * e.test_accuracy for run in runs for e in run.epochs[len(run.epochs) // 10 :]]
     return min(settled) // 5 * 5, 100.0

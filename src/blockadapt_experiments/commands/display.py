@@ -16,10 +16,9 @@ from blockadapt_experiments.running.jobs import Done, Event, Failed, Job, Leg, N
 
 if TYPE_CHECKING:
     from blockadapt_experiments.commands.bench import Row as BenchRow
-    from blockadapt_experiments.commands.demo import Epoch, Run
-    from blockadapt_experiments.commands.demo import Settings as DemoSettings
+    from blockadapt_experiments.commands.demo import DemoRun, DemoSettings, Epoch
     from blockadapt_experiments.contenders.catalogue import Contender
-    from blockadapt_experiments.running.estimate import Estimate
+    from blockadapt_experiments.running.forecast import Forecast
     from blockadapt_experiments.running.runner import RunJob
 
 
@@ -124,14 +123,14 @@ def runs_table(jobs: Sequence[RunJob]) -> Table:
     return table
 
 
-def estimates_table(estimates: Sequence[Estimate]) -> Table:
+def forecasts_table(forecasts: Sequence[Forecast]) -> Table:
     """List what a run of each arm will take."""
     table = table_of(("optimizer", "parameters", "steps", "blocks", "state MB", "ms a step", "a run"))
-    for estimate in estimates:
-        name = ", ".join(part for part in (estimate.arm, estimate.variant) if part)
-        blocks = ", ".join(f"{count:,} × {n}" for n, count in estimate.sizes.items()) or "–"
-        numbers = (f"{estimate.parameters:,}", f"{estimate.steps:,}", blocks, f"{estimate.state_bytes / 1e6:,.1f}")
-        table.add_row(name, *numbers, number(1e3 * estimate.step_seconds, 3), duration(estimate.seconds))
+    for forecast in forecasts:
+        name = ", ".join(part for part in (forecast.arm, forecast.variant) if part)
+        blocks = ", ".join(f"{count:,} × {n}" for n, count in forecast.sizes.items()) or "–"
+        numbers = (f"{forecast.parameters:,}", f"{forecast.steps:,}", blocks, f"{forecast.state_bytes / 1e6:,.1f}")
+        table.add_row(name, *numbers, number(1e3 * forecast.step_seconds, 3), duration(forecast.seconds))
     return table
 
 
@@ -215,7 +214,7 @@ def demo_progress(console: Console, settings: DemoSettings) -> Iterator[Callable
         yield advance
 
 
-def demo_table(runs: Sequence[Run], settings: DemoSettings, test_images: int) -> Table:
+def demo_table(runs: Sequence[DemoRun], settings: DemoSettings, test_images: int) -> Table:
     """List the runs, a row each, within 80 columns."""
     table = Table(
         title=f"scikit-learn's digits, epochs {settings.epochs}, seed {settings.seed}",
@@ -239,7 +238,7 @@ def demo_table(runs: Sequence[Run], settings: DemoSettings, test_images: int) ->
     return table
 
 
-def _cells(run: Run) -> tuple[str, ...]:
+def _cells(run: DemoRun) -> tuple[str, ...]:
     return (
         run.model,
         run.optimizer,

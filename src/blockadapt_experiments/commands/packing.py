@@ -13,7 +13,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from blockadapt_experiments.files.atomic import atomic, read_json
+from blockadapt_experiments.files.atomic import atomic, require_no_url
+from blockadapt_experiments.results.recorded_runs import EXPERIMENT, read_experiment
 
 SUFFIX = ".tar.xz"
 
@@ -25,13 +26,14 @@ def pack(directory: Path, file: Path) -> list[str]:
     """Pack the records in a directory; returns the names of what was packed.
 
     Raises:
-        ValueError: That is no directory of an experiment, or the file has another ending.
+        ValueError: That is no directory of an experiment, its settings were changed, or the file has another ending.
     """
-    head = directory / "experiment.json"
-    if not head.is_file():
+    require_no_url("pack", directory, "dir")
+    require_no_url("pack", file, "out", "file")
+    if not (directory / EXPERIMENT).is_file():
         rule = "a directory that `blockadapt run` has written to"
         raise ValueError(f"pack: `dir` must be {rule}, got {str(directory)!r}.")
-    read_json(head, "pack", {"experiment": str})
+    read_experiment(directory, "pack", {"experiment": str})
     if not file.name.endswith(SUFFIX):
         raise ValueError(f"pack: `out` must be a file name that ends in {SUFFIX}, got {str(file)!r}.")
     name = directory.resolve().name

@@ -13,16 +13,17 @@ import torch
 from rich.console import Console
 
 from blockadapt.validation import require
-from blockadapt_experiments.commands.display import duration, estimates_table, job_progress, runs_table, say
+from blockadapt_experiments.commands.display import duration, forecasts_table, job_progress, runs_table, say
 from blockadapt_experiments.core.config import plain
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.files.atomic import read_json, require_directory, write_json
+from blockadapt_experiments.files.atomic import require_directory, require_no_url
 from blockadapt_experiments.parts import ORIGINS
+from blockadapt_experiments.results.recorded_runs import EXPERIMENT, read_experiment, read_tuned
 from blockadapt_experiments.running.environment import environment
-from blockadapt_experiments.running.estimate import dry_run, total_seconds
+from blockadapt_experiments.running.forecast import dry_run, total_seconds
 from blockadapt_experiments.running.grids import Span, parse_spans
 from blockadapt_experiments.running.jobs import Done, Engine, Failed, here
-from blockadapt_experiments.running.records import begin_experiment, joined
+from blockadapt_experiments.running.records import add_tuned, begin_experiment, joined
 from blockadapt_experiments.running.runner import (
     Choice,
     Request,
@@ -31,6 +32,7 @@ from blockadapt_experiments.running.runner import (
     do_all,
     most_jobs,
     run_jobs,
+    threads,
     threads_for,
 )
 from blockadapt_experiments.running.tuning import budget, choices_of, tune
@@ -51,6 +53,9 @@ def make_session(
     Raises:
         ValueError: What is asked for does not go together, or is not of the form that it must have.
     """
+    require_no_url("run", request.out)
+    if request.data_dir is not None:
+        require_no_url("run", request.data_dir, "data_dir")
     if tune_over and not tune:
         raise ValueError("run: `tune_over` must be given together with --tune.")
     if cluster and jobs > 1:
@@ -103,11 +108,11 @@ class Session:
         """Say what would be done, and about how long it would take: a few steps of each arm are measured."""
         jobs = run_jobs(self.request, {})
         self.console.print(runs_table(jobs))
-        estimates = list(dry_run(self.request))
-        if estimates:
-            self.console.print(estimates_table(estimates))
+        forecasts = list(dry_run(self.request))
+        if forecasts:
+            self.console.print(forecasts_table(forecasts))
             points = budget(self.request.settings.tune, self.over) if tuned else 0
-            seconds = total_seconds(estimates, self.request, self.workers, points)
+            seconds = total_seconds(forecasts, self.request, self.workers, points)
             say(self.console, f"About {duration(seconds)} in all, from a few measured steps.")
         self._say_plan(jobs)
 
@@ -120,10 +125,13 @@ class Session:
         settings = self.request.settings
         if tuned and get_experiment(self.request.experiment).objective is None:
             raise ValueError(f"run: {self.request.experiment} has no learning rate to tune; leave --tune out.")
+        if tuned:
+            read_tuned(self.request.out, "run")
         seeds = self._plan(tuned)["seeds"]
         apart = not tuned or not {*settings.tune.seeds} & {*seeds}
         require(apart, "run", "tune.seeds", f"other seeds than those of the runs, {seeds}", list(settings.tune.seeds))
-        return check([job for job in run_jobs(self.request, {}) if not job.record.finished])
+        known = (self.request.out / EXPERIMENT).is_file()  # else what the data are must be found anew
+        return check([job for job in run_jobs(self.request, {}) if not (known and job.record.finished)])
 
     def engine(self) -> AbstractContextManager[Engine]:
         """Give what does the runs: this process, processes of its own, or the workers of a cluster."""
@@ -159,9 +167,9 @@ class Session:
         Raises:
             ValueError: It holds other runs.
         """
-        path, about = self.request.out / "experiment.json", self._about(tuned)
-        held = read_json(path, "run", {"settings": dict}) if path.is_file() else about
-        return joined(self.request.out, about, held)
+        out, about = self.request.out, self._about(tuned)
+        held = read_experiment(out, "run", {"settings": dict}) if (out / EXPERIMENT).is_file() else about
+        return joined(out, about, held)
 
     def begin(self, tuned: bool, data: Mapping[str, str]) -> None:
         """Write what will be done into the directory.
@@ -170,12 +178,14 @@ class Session:
             ValueError: It holds other runs, or runs on other data.
         """
         request = self.request
+        with threads(request.threads):  # as the runs have: else every report would call theirs different
+            made_on = environment()
         about = {
             **self._about(tuned),
             **({"data_sha256": dict(data)} if data else {}),  # nothing was read where nothing is left to do
             "asked": [self._asked()],
             "command": self.command,
-            "environment": environment(),
+            "environment": made_on,
         }
         begin_experiment(request.out, about)
 
@@ -183,12 +193,7 @@ class Session:
         """Tune, and write `tuned.json`; return what was chosen by arm and variant, of those that did not fail."""
         objective = get_experiment(self.request.experiment).objective
         do = partial(self._do, engine, "tuning", [objective] if objective else [])
-        found = tune(self.request, self.over, do, self._say_wait)
-        path = self.request.out / "tuned.json"
-        before = read_json(path, "run") if path.is_file() else {}
-        for arm, variants in found.items():  # what was found before holds: there are runs with it
-            variants.update(before.get(arm, {}))
-        write_json(path, {**before, **found})
+        found = add_tuned(self.request.out, tune(self.request, self.over, do, self._say_wait))
         choices = choices_of(found)
         for (arm, variant), choice in choices.items():
             best = found[arm][variant]
@@ -225,12 +230,12 @@ class Session:
     def _say_plan(self, jobs: Sequence[RunJob]) -> None:
         finished, begun = sum(job.record.finished for job in jobs), sum(job.record.begun for job in jobs)
         count = f"{len(jobs)} run{'s' * (len(jobs) > 1)}"
-        threads = f"{self.request.threads} thread{'s' * (self.request.threads > 1)}"
+        each = f"{self.request.threads} thread{'s' * (self.request.threads > 1)}"
         where = f"on the workers of {self.cluster}" if self.cluster else f"{self.workers} at once"
         say(
             self.console,
             f"{self.request.experiment}, {self.request.scale}: {count}, {finished} finished, {begun} begun; "
-            f"{where} with {threads} each, in {self.request.out}.",
+            f"{where} with {each} each, in {self.request.out}.",
         )
 
     def _say_wait(self, jobs: Sequence[RunJob]) -> None:

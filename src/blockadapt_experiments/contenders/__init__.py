@@ -1,1 +1,1 @@
-"""The optimizers that experiments can name, and the schedules of their learning rates."""
+"""Holds the optimizers that experiments can name, and the schedules of their learning rates."""

@@ -1,4 +1,4 @@
-"""How each contender is made, from a model, a learning rate, its settings and the number of steps to come.
+"""Says how each contender is made, from a model, a learning rate, its settings and the number of steps to come.
 
 AdaBound, AMSBound, Yogi, SOAP and Shampoo are pytorch_optimizer's, GGT is in `ggt.py`, Muon's two parts are put
 together in `muon.py`, the rest is torch's or ours: nothing is rewritten here. The docstring of each builder states the

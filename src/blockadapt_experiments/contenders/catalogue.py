@@ -1,4 +1,4 @@
-"""The optimizers that experiments compare, by name, each made from the same settings.
+"""Holds the optimizers that experiments compare, by name, each made from the same settings.
 
 `builders.py` makes them and states the rule of each; `tests/laboratory/contenders/test_catalogue.py` holds every one
 to it.
@@ -65,7 +65,7 @@ Kind = Literal["scalar", "diagonal", "block", "full", "low-rank", "kronecker", "
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """What optimizers are made with, besides their learning rate.
+    """Says what optimizers are made with, besides their learning rate.
 
     Attributes:
         eps: δ of the block methods and ε of the paper's diagonal ones: what differs is the shape of V. `adam`, `adamw`,
@@ -155,7 +155,7 @@ TORCH_EPS = 1e-8
 
 @dataclass(frozen=True)
 class Contender:
-    """An optimizer that experiments can name.
+    """Is an optimizer that experiments can name.
 
     Attributes:
         name: As in settings and on the command line.

@@ -1,4 +1,4 @@
-"""GGT: full-matrix adaptation of low rank, from a window of the last gradients (Agarwal et al., 2019).
+"""Defines GGT: full-matrix adaptation of low rank, from a window of the last gradients (Agarwal et al., 2019).
 
 The columns of G are kept unscaled, as the rows of a ring: `window` [r, d] for each parameter. What they are multiplied
 by, which changes with their age, is a diagonal D, so a step writes one row and nothing else. Their inner products are
@@ -49,7 +49,7 @@ State = dict[str, Tensor]
 
 
 class GGT(Optimizer):
-    """Full-matrix adaptation in the span of the last r gradients.
+    """Runs full-matrix adaptation in the span of the last r gradients.
 
         G = [gₜ, β₂ gₜ₋₁, β₂² gₜ₋₂, …]        the last r columns
         GᵀG = U S² Uᵀ,  Q = G U S⁻¹
@@ -202,7 +202,7 @@ class GGT(Optimizer):
 
 @dataclass(frozen=True)
 class _Move:
-    """One parameter's part of a step: its new column of G and its new m, both flat."""
+    """Is one parameter's part of a step: its new column of G and its new m, both flat."""
 
     param: Tensor
     state: State
@@ -245,7 +245,7 @@ class _Move:
 
 @dataclass(frozen=True)
 class _Update:
-    """A step of parameters that share one G, computed and not yet taken."""
+    """Is a step of parameters that share one G, computed and not yet taken."""
 
     moves: Sequence[_Move]
     directions: Sequence[Tensor]

@@ -1,4 +1,4 @@
-"""How much memory an optimizer holds."""
+"""Says how much memory an optimizer holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Muon as it is used: torch's Muon for the matrices inside a model, torch's AdamW for all else."""
+"""Defines Muon as it is used: torch's Muon for the matrices inside a model, torch's AdamW for all else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 
 class Muon(Optimizer):
-    """torch's Muon and torch's AdamW as one optimizer.
+    """Runs torch's Muon and torch's AdamW as one optimizer.
 
     A hidden matrix X[out, in], where a convolution's filters are read as [out, in · height · width], follows
 

@@ -1,4 +1,4 @@
-"""Optimizers of your own, as contenders in any experiment."""
+"""Registers optimizers of your own, as contenders in any experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the learning rate and the minibatch size move during a run.
+"""Says how the learning rate and the minibatch size move during a run.
 
     constant    αₜ = α
     step        αₜ = α · factor^k, k the number of fractions in `at` of the training that have passed
@@ -48,7 +48,7 @@ _FACTORS = {"step": 0.1, "dev": 0.5}
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """How the learning rate moves.
+    """Says how the learning rate moves.
 
     Attributes:
         kind: Which rule, see above. "sqrt" is for methods with a constant step: AdaGrad and AdaFom fall by themselves.
@@ -73,7 +73,7 @@ class ScheduleSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """How large minibatches are, and how they grow. Theorem 2's noise term falls with their size.
+    """Says how large minibatches are, and how they grow. Theorem 2's noise term falls with their size.
 
     Attributes:
         size: M₀, in the first epoch.

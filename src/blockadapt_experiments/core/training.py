@@ -46,7 +46,7 @@ class TrainingSettings:
         epochs: Passes over the training images.
         batch: Size of the minibatches; the last of an epoch may be smaller.
         schedule: Of the learning rate.
-        measured_examples: Training images that loss and accuracy are measured on after each epoch, the first so many.
+        measured_examples: The number of training images, from the first on, that each epoch ends with measuring.
         validation_fraction: Share of the training images that is held out where learning rates are tuned, or where the
             schedule needs it.
     """
@@ -69,7 +69,7 @@ class TrainingSettings:
 
 
 class MakeOptimizer(Protocol):
-    """Makes an optimizer for a model that will take so many steps."""
+    """Makes an optimizer for a model that will take `steps` steps."""
 
     def __call__(self, model: nn.Module, /, *, steps: int) -> Optimizer:
         """Make it."""
@@ -125,7 +125,7 @@ class Classification:
         model: Makes the model.
         sets: The data, images in any type that `prepare` takes.
         settings: How to train.
-        optimizer: Makes the optimizer for the model and so many `steps`.
+        optimizer: Makes the optimizer for the model and the number of `steps`.
         seed: Of initial weights, order of minibatches and changes to images.
         prepare: Turns a batch of images into what the model takes.
         augment: Changes a batch of images at random, by this generator.

@@ -1,1 +1,1 @@
-"""Data sets as tensors."""
+"""Reads data sets as tensors."""

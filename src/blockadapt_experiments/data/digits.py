@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn: 1,797 grey images of 8 × 8. Nothing is downloaded.
+"""Reads the handwritten digits that come with scikit-learn: 1,797 grey images of 8 × 8. Nothing is downloaded.
 
 scikit-learn is imported where it is used: that takes longer than many a run.
 """

@@ -1,4 +1,4 @@
-"""Images with their labels."""
+"""Holds images with their labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Examples:
-    """Images [count, channels, height, width] and their labels [count], int64."""
+    """Holds images [count, channels, height, width] and their labels [count], int64."""
 
     images: Tensor
     labels: Tensor
@@ -20,7 +20,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Split:
-    """Examples to train on, and others to test on."""
+    """Holds examples to train on, and others to test on."""
 
     train: Examples
     test: Examples

@@ -1,4 +1,4 @@
-"""Which data a run has read, by a digest of its content: the same pixels have the same one, wherever they came from."""
+"""Names the data that a run has read by a digest: the same pixels have the same one, wherever they came from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image data sets: from the Hugging Face hub, from the same Parquet files in a folder, or embedded.
+"""Reads image data sets: from the Hugging Face hub, from the same Parquet files in a folder, or embedded.
 
 Decoding 60,000 PNGs takes seconds and is done once: the pixels are kept in the user's cache, under a key that changes
 with the files.
@@ -11,7 +11,9 @@ import hashlib
 import http.client
 import io
 import os
+import queue
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
@@ -198,13 +200,23 @@ def _from_hub(name: str) -> dict[str, Any]:
 
 
 def _hub_answers() -> bool:
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    """Ask the hub once. The name's lookup and each of its addresses have times of their own, so another thread asks."""
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def ask() -> None:
+        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+        try:
+            with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_PATIENCE):
+                answers.put(True)
+        except urllib.error.HTTPError:  # an answer, if not a kind one
+            answers.put(True)
+        except (OSError, http.client.HTTPException, ValueError):
+            answers.put(False)
+
+    threading.Thread(target=ask, daemon=True).start()
     try:
-        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_PATIENCE):
-            return True
-    except urllib.error.HTTPError:  # an answer, if not a kind one
-        return True
-    except (OSError, http.client.HTTPException, ValueError):
+        return answers.get(timeout=HUB_PATIENCE)
+    except queue.Empty:
         return False
 
 

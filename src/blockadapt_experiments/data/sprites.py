@@ -1,4 +1,4 @@
-"""Squares, ellipses and hearts on a grid of factors: drawn here, or read from the published dSprites file.
+"""Draws squares, ellipses and hearts on a grid of factors, or reads them from the published dSprites file.
 
 What is drawn here is *dSprites-like*: the same factors with the same values, in the same order, and shapes of nearly
 the same size. It is not dSprites, and neither is ever called by the other's name.
@@ -49,7 +49,7 @@ CHUNK = 4096
 
 @dataclass(frozen=True, eq=False)
 class Sprites:
-    """Images of all combinations of values of the five factors, the last factor fastest.
+    """Holds images of all combinations of values of the five factors, the last factor fastest.
 
     Attributes:
         name: Which data set it is, for people.
@@ -108,7 +108,7 @@ def _made(data: str, values: tuple[int, ...], data_dir: Path | None) -> Sprites:
 
 
 def grid(sizes: Sequence[int]) -> np.ndarray:
-    """List all combinations of so many values of each factor, [count, factors], the last factor fastest."""
+    """List all combinations of `sizes` values of the factors, [count, factors], the last factor fastest."""
     return np.stack(np.unravel_index(np.arange(math.prod(sizes)), tuple(sizes)), axis=1)
 
 
@@ -118,7 +118,7 @@ def spread(factor: str, size: int, kept: int) -> np.ndarray:
     Angles go round, and the last is the first again: among fewer of them it is left out.
 
     Raises:
-        ValueError: There are not so many.
+        ValueError: There are not that many.
     """
     require(1 <= kept <= size, "data", f"values of {factor}", f"in [1, {size}]", kept)
     if factor == "orientation":

@@ -1,4 +1,4 @@
-"""Text as numbers, by words or by characters.
+"""Reads text as numbers, by words or by characters.
 
 A text is a folder with one `*.train.txt`, one `*.valid.txt` and one `*.test.txt`, words between spaces, as Penn
 Treebank's files are (`ptb.train.txt` and so on). Read by words, the end of a line is one, <eos>.
@@ -27,7 +27,7 @@ PARTS = ("train", "valid", "test")
 
 
 class TextFiles(NamedTuple):
-    """Where the parts of a text are; `name` is what its files have in common."""
+    """Says where the parts of a text are; `name` is what its files have in common."""
 
     name: str
     train: Path
@@ -68,7 +68,7 @@ def _parts(folder: Path) -> list[list[Path]]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as places in a vocabulary.
+    """Is a text as places in a vocabulary.
 
     Attributes:
         name: Of the text.
@@ -200,7 +200,7 @@ def _vocabulary(words: Sequence[str], size: int) -> tuple[str, ...]:
 
 
 def streams(tokens: Tensor, count: int) -> Tensor:
-    """Cut the text into so many contiguous pieces of one length, [count, length]; what is left over is dropped."""
+    """Cut the text into `count` contiguous stretches of one length, [count, length]; what is left over is dropped."""
     length = len(tokens) // count
     return tokens[: count * length].view(count, length)
 

@@ -1,1 +1,1 @@
-"""What several figures share."""
+"""Says what several figures share."""

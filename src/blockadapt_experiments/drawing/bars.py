@@ -1,4 +1,4 @@
-"""Panels of bars side by side, each with a scale of its own, as a PNG file; drawn without pyplot."""
+"""Draws panels of bars side by side, each with a scale of its own, as a PNG file, without pyplot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROW = 3
 
 @dataclass(frozen=True)
 class Panel:
-    """Bars, one a row.
+    """Holds bars, one a row.
 
     Attributes:
         heading: What they are of, over one or more lines.

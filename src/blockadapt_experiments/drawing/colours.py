@@ -1,4 +1,4 @@
-"""One colour and one dash for each optimizer, in every plot, page and demo."""
+"""Gives one colour and one dash for each optimizer, in every plot, page and demo."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SOLID, _DASHED, _DOTTED, _DASH_DOTTED, *_OTHERS = range(len(DASHES))
 
 
 class Style(NamedTuple):
-    """How a curve looks: positions in `COLOURS` and `DASHES`, which a page has in its own forms."""
+    """Says how a curve looks: positions in `COLOURS` and `DASHES`, which a page has in its own forms."""
 
     colour: int
     dash: int

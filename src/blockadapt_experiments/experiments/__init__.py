@@ -1,1 +1,1 @@
-"""The paper's experiments, one file or folder each; `registry` has them by name."""
+"""Holds the paper's experiments, one file or folder each; `registry` has them by name."""

@@ -1,9 +1,9 @@
-"""CIFAR: `cifar10-densenet` and `cifar100-densenet`, spectrum clipping against SGD, Adam, AdaBound, GGT and SOAP.
+"""Runs CIFAR: `cifar10-densenet` and `cifar100-densenet`, spectrum clipping against SGD, Adam, AdaBound, GGT and SOAP.
 
 The paper trains DenseNet-BC-100-12 for 300 epochs with minibatches of 64 and a learning rate that falls to a tenth
 after half and three quarters of them. Images are normalised, then flipped at random, padded with zeros by 4 on each
 side and cropped at random, as in DenseNet's own code. Nesterov's momentum and the weight decay are that code's too; the
-paper names neither, and the decay is applied with every optimizer. Smaller scales take the first so many images, which
+paper names neither, and the decay is applied with every optimizer. Smaller scales take the first images only, which
 CIFAR has in random order.
 
 α*, where clipped spectra, AdaBound and AMSBound end, is `optimizer.final_lr`. The paper takes the best learning rate of
@@ -57,7 +57,7 @@ EVALUATION_BATCH = 100
 
 
 class Data(NamedTuple):
-    """A data set: its name, its classes, and mean and deviation of its channels on the scale 0 to 255."""
+    """Is a data set: its name, its classes, and mean and deviation of its channels on the scale 0 to 255."""
 
     name: str
     classes: int
@@ -86,11 +86,11 @@ TABLE_1_SCALE = "DenseNet-BC-100-12, 300 epochs, 50,000 images"
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings(Settings, TrainingSettings):
-    """Settings of all experiments with CIFAR.
+    """Holds the settings of all experiments with CIFAR.
 
     Attributes:
-        train_examples: Training images, the first so many.
-        test_examples: Test images, the first so many.
+        train_examples: The number of training images, from the first on.
+        test_examples: The number of test images, from the first on.
         autocast: Whether to compute in bfloat16 where torch finds that safe. Made for GPUs; slower on a processor that
             has no such numbers.
     """
@@ -108,7 +108,7 @@ class ImageSettings(Settings, TrainingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CifarSettings(ImageSettings):
-    """Settings of both experiments with DenseNet-BC.
+    """Holds the settings of both experiments with DenseNet-BC.
 
     Attributes:
         depth: Of the DenseNet-BC, 6n + 4.
@@ -130,7 +130,7 @@ class CifarSettings(ImageSettings):
 
 
 def normalised(examples: Examples, count: int, data: Data) -> Examples:
-    """Take the first so many examples, float32, each channel with mean 0 and deviation 1."""
+    """Take the first `count` examples, float32, each channel with mean 0 and deviation 1."""
     mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in (data.mean, data.deviation))
     images = examples.images[:count].to(torch.float32).sub_(mean).div_(deviation)
     return Examples(images, examples.labels[:count])
@@ -152,7 +152,7 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class Cifar(Classification):
-    """A run; its rows hold the test error in percent too."""
+    """Is a run; its rows hold the test error in percent too."""
 
     def advance(self) -> Sequence[Row]:
         """Train for an epoch and measure."""

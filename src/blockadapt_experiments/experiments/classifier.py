@@ -1,4 +1,4 @@
-"""An experiment with a classifier of your own: a model and a data set are enough, the rest is as in `mnist.py`."""
+"""Makes an experiment of a classifier of your own: a model and a data set are enough, the rest is as in `mnist.py`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ METRICS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierSettings(Settings, TrainingSettings):
-    """Settings of a classifier's experiment.
+    """Holds the settings of a classifier's experiment.
 
     Attributes:
         data: The name of the data set.
-        train_examples: Training examples, the first so many; None for all.
-        test_examples: Test examples, the first so many; None for all.
+        train_examples: The number of training examples, from the first on; None for all.
+        test_examples: The number of test examples, from the first on; None for all.
     """
 
     data: str

@@ -1,4 +1,4 @@
-"""`cifar10-cnn`: a small convolutional network on CIFAR-10, with the optimizers that people use; not in the paper.
+"""Runs `cifar10-cnn`: a small convolutional network on CIFAR-10, with the optimizers that people use; not in the paper.
 
 The network is small so that a run takes minutes of one core, and seeds, tuning and ablations can be afforded. Images
 are changed as for DenseNet, see `cifar.py`; the learning rate falls to a tenth after half and three quarters of the
@@ -44,7 +44,7 @@ CIFAR_10 = DATA["cifar10-densenet"]
 
 @dataclass(frozen=True, kw_only=True)
 class CnnSettings(ImageSettings, SweepSettings):
-    """Settings of the experiment.
+    """Holds the settings of the experiment.
 
     Attributes:
         width: Channels of the first convolution; the others have twice as many.

@@ -1,4 +1,4 @@
-"""`gpt-char`: a small GPT on the characters of a text, with the optimizers that people use; not in the paper.
+"""Runs `gpt-char`: a small GPT on the characters of a text, with the optimizers that people use; not in the paper.
 
 The learning rate warms up and falls as a cosine to zero, weight decay is decoupled and gradients are clipped by their
 norm, as is usual. At a given seed every optimizer starts from the same weights and sees the same windows.
@@ -40,7 +40,7 @@ PLANNED_CHARACTERS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class GptSettings(Settings, SweepSettings):
-    """Settings of the experiment.
+    """Holds the settings of the experiment.
 
     Attributes:
         steps: Of the optimizer.
@@ -82,7 +82,7 @@ class GptSettings(Settings, SweepSettings):
 
 
 class GptTask(TextRun[Gpt]):
-    """One run, `every` steps a leg and a row.
+    """Is one run, `every` steps a leg and a row.
 
     Rows hold step, the mean training loss of the steps since the row before, and the loss on the validation text; the
     last one holds the loss on the test text too. A loss or gradient that is not finite ends the training, and the row
@@ -150,7 +150,7 @@ class GptTask(TextRun[Gpt]):
 
 
 def make_model(settings: GptSettings, vocabulary: int) -> Gpt:
-    """Build the model for so many characters."""
+    """Build the model for a vocabulary of characters."""
     return Gpt(vocabulary, settings.context, settings.width, settings.layers, settings.heads)
 
 

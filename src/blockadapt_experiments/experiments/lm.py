@@ -1,4 +1,4 @@
-"""`lm-lstm`: a language model of words, clipped against SGD, Adam, AdaBound, GGT and SOAP.
+"""Runs `lm-lstm`: a language model of words, clipped against SGD, Adam, AdaBound, GGT and SOAP.
 
 The paper trains 3 LSTM layers of 500 on Penn Treebank and says little more than that the learning rate is multiplied by
 a constant after each epoch without a new best on the validation text, and that SGD is best at 5. The rest is after
@@ -46,7 +46,7 @@ LEG_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class LmSettings(Settings):
-    """Settings of the experiment.
+    """Holds the settings of the experiment.
 
     Attributes:
         epochs: Passes over the training text.
@@ -90,7 +90,7 @@ class LmSettings(Settings):
 
 
 class LanguageTask(TextRun[LanguageModel]):
-    """One run, up to 100 steps a leg; a row an epoch.
+    """Is one run, up to 100 steps a leg; a row an epoch.
 
     Rows hold epoch, step, the mean loss of a token over the epoch's training, with dropout and while the weights moved,
     and perplexities after it. A loss, gradient or perplexity that is not finite ends the training, and the row of that
@@ -180,7 +180,7 @@ class LanguageTask(TextRun[LanguageModel]):
 
 
 def make_model(settings: LmSettings, vocabulary: int) -> LanguageModel:
-    """Build the model for so many words."""
+    """Build the model for a vocabulary of words."""
     return LanguageModel(vocabulary, settings.hidden, settings.layers, settings.dropout, settings.init)
 
 

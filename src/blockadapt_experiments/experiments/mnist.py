@@ -1,7 +1,7 @@
-"""MNIST: `mnist-lenet300` and `mnist-lenet5`, block against diagonal against GGT.
+"""Runs MNIST: `mnist-lenet300` and `mnist-lenet5`, block against diagonal against GGT.
 
 The paper trains for 100 epochs with minibatches of 128 and a constant learning rate, without clipping; pixels are
-divided by 256, as Caffe's own example does, and nothing is augmented. Smaller scales take the first so many images,
+divided by 256, as Caffe's own example does, and nothing is augmented. Smaller scales take the first images only,
 which MNIST has in random order.
 
 Learning rates are tuned by validation accuracy. Validation loss would be finer, but once a net has learnt its training
@@ -41,13 +41,13 @@ SIDE = 28
 
 @dataclass(frozen=True, kw_only=True)
 class MnistSettings(Settings, TrainingSettings):
-    """Settings of both experiments.
+    """Holds the settings of both experiments.
 
     Attributes:
         data: "mnist"; or "digits", scikit-learn's embedded 8 × 8 images enlarged, to try things out without a download;
             or one of your own, grey and square, with labels from 0 to 9.
-        train_examples: Training images, the first so many.
-        test_examples: Test images, the first so many.
+        train_examples: The number of training images, from the first on.
+        test_examples: The number of test images, from the first on.
     """
 
     data: str = "mnist"
@@ -112,7 +112,7 @@ SIMILAR = 1.5
 
 
 class Pair(NamedTuple):
-    """A block method and what it is compared with: by the paper, or by us where that is Adam as people use it."""
+    """Is a block method and what it is compared with: by the paper, or by us where that is Adam as people use it."""
 
     block: str
     other: str

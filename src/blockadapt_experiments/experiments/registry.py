@@ -1,4 +1,4 @@
-"""The experiments by name. A module is imported when one of its experiments is asked for."""
+"""Holds the experiments by name. A module is imported when one of its experiments is asked for."""
 
 from __future__ import annotations
 

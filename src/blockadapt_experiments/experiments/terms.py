@@ -1,4 +1,4 @@
-"""`terms`: Term A and Term B of Theorem 1 while a 784-100-10 network learns MNIST, blocks of 10 against a diagonal.
+"""Runs `terms`: Terms A and B of Theorem 1 while a 784-100-10 network learns MNIST, blocks of 10 against a diagonal.
 
     P = α (V^{1/2} + δI)^{-1}        A = ‖Pₜ gₜ‖²        B = Pₜ − Pₜ₋₁ in some norm
 
@@ -48,7 +48,7 @@ HIDDEN, CLASSES = 100, 10
 
 
 class Arm(NamedTuple):
-    """How an arm is made: a block method by its contender's name, and whether its blocks are single coordinates."""
+    """Says how an arm is made: by its contender's name, and whether its blocks are single coordinates."""
 
     contender: str
     diagonal: bool
@@ -72,11 +72,11 @@ TERMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TermsSettings(Settings, TrainingSettings):
-    """Settings of `terms`.
+    """Holds the settings of `terms`.
 
     Attributes:
         data: "mnist"; or "digits", which are embedded, with 64 inputs for 784, to try things out without a download.
-        train_examples: Training images, the first so many.
+        train_examples: The number of training images, from the first on.
         every: Steps between two records.
     """
 
@@ -106,7 +106,7 @@ def mlp(inputs: int) -> nn.Sequential:
 
 
 class TermsTask:
-    """One run: an epoch a leg, with a row for each recorded step and one for the training loss after each epoch."""
+    """Is one run: an epoch a leg, with a row for each recorded step and one for the training loss after each epoch."""
 
     def __init__(self, settings: TermsSettings, key: RunKey, lr: float, data_dir: Path | None) -> None:
         train, _ = load_images(settings.data, data_dir)

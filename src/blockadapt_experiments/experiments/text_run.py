@@ -1,4 +1,4 @@
-"""What the runs of `gpt-char` and `lm-lstm` share: a model of a text, the steps that it takes, and its state."""
+"""Says what the runs of `gpt-char` and `lm-lstm` share: a model of a text, the steps that it takes, and its state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from blockadapt_experiments.results.measurements import Outcome
 
 
 class TextRun(Generic[ModelT]):
-    """A model of a text in training. A loss or gradient that is not finite ends it: `diverged` says so.
+    """Is a model of a text in training. A loss or gradient that is not finite ends it: `diverged` says so.
 
     Args:
         experiment: The name of the experiment.

@@ -1,1 +1,1 @@
-"""How files are written: whole or not at all; figures without pyplot."""
+"""Says how files are written: whole or not at all; figures without pyplot."""

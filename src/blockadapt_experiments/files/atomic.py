@@ -1,10 +1,11 @@
-"""Files that are there whole or not at all."""
+"""Writes files that are there whole or not at all."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,12 +78,30 @@ def read_json(path: Path, owner: str = "blockadapt", fields: Mapping[str, type] 
     return content
 
 
+def require_no_url(owner: str, path: Path, argument: str = "out", what: str = "directory") -> None:
+    """Refuse the address of a database or of a store elsewhere, which would be taken for a path of that name.
+
+    Args:
+        owner: Who asks, as the first word of the refusal.
+        path: What was given.
+        argument: As what.
+        what: What it must be.
+
+    Raises:
+        ValueError: It is one. Only its beginning is told, for the rest may hold a password.
+    """
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:(?=/)", path.as_posix())
+    if scheme:
+        raise ValueError(f"{owner}: `{argument}` must be a {what} that this machine sees, got a URL, {scheme[0]}//….")
+
+
 def require_directory(owner: str, path: Path) -> None:
     """Make the directory.
 
     Raises:
         ValueError: It cannot be made, or not be written to.
     """
+    require_no_url(owner, path)
     with suppress(OSError):
         path.mkdir(parents=True, exist_ok=True)
     if not (path.is_dir() and os.access(path, os.W_OK)):

@@ -1,4 +1,4 @@
-"""Files that hold a digest of themselves, so that a damaged one is noticed before anybody believes it.
+"""Reads and writes files that hold a digest of themselves, so that a damaged one is noticed before anybody believes it.
 
 A binary file ends in it:
 
@@ -6,7 +6,8 @@ A binary file ends in it:
 
 `torch.load` reads such a file as it is: it finds its way from the end of the archive, and skips what follows.
 
-A table has it under `sha256`: the SHA-256 of all its other entries, as JSON with sorted keys.
+A table has it under `sha256`: the SHA-256 of all its other entries, as JSON with sorted keys. Its `format` says that it
+has one, so that a table which has lost either is not taken for an old one, which has neither.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from blockadapt_experiments.files.atomic import atomic
+from blockadapt_experiments.files.atomic import atomic, write_json
+
+FORMAT = 2
+"""Of sealed tables; those before had no seal."""
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 PIECE = 1 << 20
 
 
 class _Digesting:
-    """A file that digests what is written to it; nothing is kept in memory."""
+    """Is a file that digests what is written to it; nothing is kept in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -76,8 +80,29 @@ def is_sealed(table: Mapping[str, Any]) -> bool:
     return "sha256" in table and bool(sealed(table)["sha256"] == table["sha256"])
 
 
+def write_sealed(path: Path, table: Mapping[str, Any]) -> None:
+    """Write the table atomically, with its format and its digest."""
+    write_json(path, sealed({"format": FORMAT, **table}))
+
+
+def is_marked(table: Mapping[str, Any]) -> bool:
+    """Tell whether the table says that it is sealed; one of old does not."""
+    return not table.keys().isdisjoint(("format", "sha256"))
+
+
+def require_sealed(path: Path, table: Mapping[str, Any], owner: str) -> None:
+    """Make sure that a table is what `write_sealed` wrote into this file.
+
+    Raises:
+        ValueError: It is not; the sentence names the file and who asks.
+    """
+    if table.get("format") != FORMAT or not is_sealed(table):
+        remedy = "take it from a copy, or remove it and repeat every command that was given for its folder"
+        raise ValueError(f"{owner}: {str(path)!r} must be as `blockadapt run` wrote it; {remedy}.")
+
+
 def sha256_of(file: BinaryIO, size: int) -> Any:
-    """Compute the digest, still to be continued, of the next so many bytes; of fewer if the file ends before."""
+    """Compute the digest, still to be continued, of the next `size` bytes; of fewer if the file ends before."""
     sha256 = hashlib.sha256()
     while size > 0 and (piece := file.read(min(size, PIECE))):
         sha256.update(piece)

@@ -1,4 +1,4 @@
-"""Figures as PNG files, written without pyplot: no global state and no display are needed."""
+"""Writes figures as PNG files, without pyplot: no global state and no display are needed."""
 
 from __future__ import annotations
 

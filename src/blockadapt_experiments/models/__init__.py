@@ -1,1 +1,1 @@
-"""The networks of the experiments."""
+"""Holds the networks of the experiments."""

@@ -1,4 +1,4 @@
-"""A small convolutional network for images of 32 × 32."""
+"""Builds a small convolutional network for images of 32 × 32."""
 
 from __future__ import annotations
 

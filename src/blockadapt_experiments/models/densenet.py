@@ -1,4 +1,4 @@
-"""DenseNet-BC for images of 32 × 32 (Huang et al., 2017), as its authors' Torch code builds and initialises it.
+"""Builds DenseNet-BC for images of 32 × 32 (Huang et al., 2017), as its authors' Torch code builds and initialises it.
 
 conv3×3, then three dense blocks with a transition between each two, then BN-ReLU, the mean over positions, and a
 linear layer. A layer of a block is BN-ReLU-conv1×1(4k)-BN-ReLU-conv3×3(k) of all feature maps before it, k the growth;
@@ -28,7 +28,7 @@ WIDENING = 4
 
 
 class DenseLayer(nn.Module):
-    """BN-ReLU-conv1×1-BN-ReLU-conv3×3 of all feature maps so far; returns the new ones."""
+    """Computes BN-ReLU-conv1×1-BN-ReLU-conv3×3 of all feature maps so far; returns the new ones."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Layers that each see the maps of all before them.
+    """Holds layers that each see the maps of all before them.
 
     With `checkpointing` only the maps themselves are kept for the backward pass. What a layer makes of them grows with
     the square of the depth, and is computed again there.
@@ -71,7 +71,7 @@ class DenseBlock(nn.Module):
 
 
 class Transition(nn.Sequential):
-    """BN-ReLU-conv1×1 to fewer maps, at half the resolution."""
+    """Computes BN-ReLU-conv1×1 to fewer maps, at half the resolution."""
 
     def __init__(self, channels: int, kept: int) -> None:
         super().__init__(
@@ -80,7 +80,7 @@ class Transition(nn.Sequential):
 
 
 class DenseNet(nn.Module):
-    """DenseNet-BC-`depth`-`growth`.
+    """Is DenseNet-BC-`depth`-`growth`.
 
     Args:
         depth: Layers with weights, 6n + 4 for n layers in each block.

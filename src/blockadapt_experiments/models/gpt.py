@@ -1,4 +1,4 @@
-"""A small GPT: a language model of causal attention."""
+"""Builds a small GPT: a language model of causal attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVALUATION_WINDOWS = 32
 
 
 class Layer(nn.Module):
-    """x ← x + attention(norm(x)); x ← x + mlp(norm(x))."""
+    """Computes x ← x + attention(norm(x)); x ← x + mlp(norm(x))."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Layer(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Embeddings of tokens and places, layers, a norm, and a linear layer of its own to the next token.
+    """Holds embeddings of tokens and places, layers, a norm, and a linear layer of its own to the next token.
 
     With 5 layers of 128 and a context of 128 it has 1,008,000 parameters besides 257 for each token.
 

@@ -1,4 +1,4 @@
-"""The networks of the experiments."""
+"""Holds the networks of the experiments."""
 
 from __future__ import annotations
 

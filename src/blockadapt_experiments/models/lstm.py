@@ -1,4 +1,4 @@
-"""A language model: an LSTM regularised as Zaremba et al. (2014) do, and its perplexity."""
+"""Builds a language model: an LSTM regularised as Zaremba et al. (2014) do, and its perplexity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Memory = tuple[Tensor, Tensor]
 
 
 class LanguageModel(nn.Module):
-    """Embedding, LSTM layers of the same width, and a linear layer of its own to the next word.
+    """Holds an embedding, LSTM layers of the same width, and a linear layer of its own to the next word.
 
     With 3 layers of 500 and 10,000 words it has 16,022,000 parameters; torch's LSTM has two biases a layer.
 

@@ -1,4 +1,4 @@
-"""The β-TCVAE of Chen et al. (2018): networks, objective and Mutual Information Gap.
+"""Holds the β-TCVAE of Chen et al. (2018): networks, objective and Mutual Information Gap.
 
 With an encoder q(z|x) of independent normals, q(z) its mean over the data and a standard normal prior p(z), it
 maximises the mean over a minibatch, with one z drawn for each x, of
@@ -40,7 +40,7 @@ PAIRS_AT_ONCE = 2**18
 
 
 class Posterior(NamedTuple):
-    """q(z|x) of some images: means and log standard deviations, [images, latents]."""
+    """Holds q(z|x) of some images: means and log standard deviations, [images, latents]."""
 
     mean: Tensor
     log_std: Tensor
@@ -51,7 +51,7 @@ class Posterior(NamedTuple):
 
 
 class ConvVAE(nn.Module):
-    """The convolutional networks of the β-TCVAE's authors, for images of 1 × 64 × 64; torch's own initial weights.
+    """Holds the convolutional networks of the β-TCVAE's authors, for images of 1 × 64 × 64; torch sets the weights.
 
     Full width has 1,298,581 parameters, 651,860 of them in the encoder.
 
@@ -101,7 +101,7 @@ def _normalised(layers: Sequence[nn.Conv2d | nn.ConvTranspose2d]) -> list[nn.Mod
 
 
 class Terms(NamedTuple):
-    """The terms of the objective, means over a minibatch, in nats an image."""
+    """Holds the terms of the objective, means over a minibatch, in nats an image."""
 
     reconstruction: Tensor
     mutual_information: Tensor
@@ -180,7 +180,7 @@ def information_gaps(
         z: One sample for each image of the data set, [N, latents].
         posterior: q(z|x) of each.
         classes: Which value each factor has, [N, factors]; each has two values or more.
-        samples: Entropies are means over at most so many z.
+        samples: The most z that entropies are means over.
         generator: Chooses them.
 
     Returns:
@@ -206,7 +206,7 @@ def entropies(z: Tensor, posterior: Posterior, samples: int, generator: torch.Ge
     Args:
         z: One sample for each image, [N, latents].
         posterior: q(z|x) of each.
-        samples: At most so many z are averaged over, chosen at random.
+        samples: The most z to average over; they are chosen at random.
         generator: Chooses them; on the CPU.
     """
     count = len(z)

@@ -15,6 +15,7 @@ from blockadapt_experiments.report.pairs import Comparison
 from blockadapt_experiments.report.sensitivity import write_sensitivity
 from blockadapt_experiments.report.table import Table, other_numbers, results
 from blockadapt_experiments.results.formats import NONE, number, setting
+from blockadapt_experiments.results.recorded_runs import EXPERIMENT
 from blockadapt_experiments.results.summary import Summary
 
 VERDICTS = {True: "held", False: "did not hold", None: "cannot tell"}
@@ -32,7 +33,7 @@ class Judged(NamedTuple):
         return VERDICTS[self.verdict.held]
 
 
-class Difference(NamedTuple):
+class PaperSetting(NamedTuple):
     """Says what a setting is here and at the paper's scale."""
 
     key: str
@@ -78,7 +79,7 @@ class Tuned(NamedTuple):
 
 @dataclass(frozen=True)
 class Content:
-    """All that the page and its Markdown form say.
+    """Holds all that the page and its Markdown form say.
 
     Attributes:
         summary: What was measured.
@@ -107,7 +108,7 @@ class Content:
     sensitivity: Sequence[Path]
     troubles: Sequence[str]
     notes: Sequence[str]
-    differences: Sequence[Difference] | None
+    differences: Sequence[PaperSetting] | None
     tuned: Sequence[Tuned]
     environment: Mapping[str, str]
     elsewhere: Mapping[str, str]
@@ -188,7 +189,7 @@ def content(
         figures=figures,
         pictures=pictures,
         sensitivity=write_sensitivity(summary, directory),
-        troubles=[*_failures(summary), *_damages(summary), *troubles],
+        troubles=[*_unsealed(summary), *_failures(summary), *_damages(summary), *troubles],
         notes=[f"{run.key.label}: {note}" for run in summary.runs for note in run.notes],
         differences=_differences(experiment, summary),
         tuned=_tuned(summary),
@@ -227,6 +228,14 @@ def _failures(summary: Summary) -> list[str]:
     ]
 
 
+def _unsealed(summary: Summary) -> list[str]:
+    """Write a sentence for each directory whose settings cannot be checked."""
+    return [
+        f"{Path(out.name) / EXPERIMENT} is of an older version and has no digest: nothing shows whether it was changed."
+        for out in summary.unsealed
+    ]
+
+
 def _damages(summary: Summary) -> list[str]:
     """Write a sentence for each run whose record cannot be believed."""
     return [
@@ -236,14 +245,14 @@ def _damages(summary: Summary) -> list[str]:
     ]
 
 
-def _differences(experiment: Experiment[Any], summary: Summary) -> list[Difference] | None:
+def _differences(experiment: Experiment[Any], summary: Summary) -> list[PaperSetting] | None:
     try:
         paper = flat(plain(load(experiment, "paper")))
     except (ValueError, OSError):  # an experiment that ships no settings
         return None
     here = flat(summary.settings)
     return [
-        Difference(key, *(setting(side[key]) if key in side else NONE for side in (here, paper)))
+        PaperSetting(key, *(setting(side[key]) if key in side else NONE for side in (here, paper)))
         for key in dict.fromkeys([*here, *paper])
         if here.get(key) != paper.get(key)
     ]

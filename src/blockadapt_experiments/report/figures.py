@@ -70,7 +70,7 @@ def curve_figure(summary: Summary, metric: Metric, curves: Mapping[tuple[str, st
 
 
 def panel_grid(count: int, sharex: bool) -> tuple[Figure, list[Any]]:
-    """Make a figure of so many panels on one vertical scale, at most `ROW` abreast."""
+    """Make a figure of `count` panels on one vertical scale, at most `ROW` abreast."""
     columns = min(count, ROW)
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(max(7.5, 3.9 * columns), 1.5 + 3.1 * rows), dpi=150, layout="constrained")

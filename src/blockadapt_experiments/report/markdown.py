@@ -116,7 +116,7 @@ def _compared(content: Content) -> Iterator[str]:
     yield (
         "\nMean ± half width of the 95% interval of the difference between runs of the same seed (Student's t). Bold:"
         " the interval leaves zero out. At equal time: when the faster of the two runs was done. A dash:"
-        " a run diverged."
+        " a run diverged, or had measured nothing by then."
     )
 
 
@@ -168,7 +168,7 @@ def _provenance(content: Content) -> Iterator[str]:
 
 
 def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> Iterator[str]:
-    """Write a Markdown table whose last so many columns are numbers, set to the right.
+    """Write a Markdown table whose last `numbers` columns are numbers, set to the right.
 
     Yields:
         A line.

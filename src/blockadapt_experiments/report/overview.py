@@ -172,6 +172,7 @@ def _lines(rows: Sequence[Contest], pictures: Sequence[Path]) -> Iterator[str]:
     for row in rows:
         made = sorted({made_with(run.environment) for run in row.summary.runs})
         told = [f"{row.summary.finished} of {row.summary.planned} runs finished", *made]
+        told += ["settings without a digest"] * bool(row.summary.unsealed)
         yield f"- {inline(row.name)}: {inline('; '.join(told))}."
 
 

@@ -111,7 +111,7 @@ def _scaled(band: Band, spread: np.ndarray, at: np.ndarray) -> dict[str, Any]:
 
 
 def _thinned(size: int, most: int) -> np.ndarray:
-    """Choose the places of at most so many points, evenly apart, the first and the last among them."""
+    """Choose the places of at most `most` points, evenly apart, the first and the last among them."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(int))
 
 

@@ -14,9 +14,10 @@ from blockadapt_experiments.contenders.catalogue import arm_label
 from blockadapt_experiments.core.config import flat, load
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.experiments.registry import get_experiment
-from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.files.atomic import require_no_url
+from blockadapt_experiments.files.checked import is_marked
 from blockadapt_experiments.results.measurements import runs_asked
-from blockadapt_experiments.results.recorded_runs import read_run
+from blockadapt_experiments.results.recorded_runs import EXPERIMENT, read_experiment, read_run, read_tuned
 from blockadapt_experiments.results.summary import Summary
 
 HEAD = {"experiment": str, "scale": str, "settings": dict, "command": str, "environment": dict}
@@ -35,7 +36,7 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
     """
     head = _read_head(out)
     experiment = experiment or get_experiment(head["experiment"])
-    settings, tuned = head["settings"], out / "tuned.json"
+    settings = head["settings"]
     runs = [read_run(path.parent) for path in sorted(out.glob("runs/*/*/seed-*/run.json"))]
     return Summary(
         out=out,
@@ -48,7 +49,8 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
         variants=_in_order(_planned_variants(experiment, head), (run.key.variant for run in runs)) or [""],
         seeds=_in_order(settings["seeds"], (run.key.seed for run in runs)),
         runs=runs,
-        tuned=read_json(tuned, "report") if tuned.is_file() else {},
+        tuned=read_tuned(out, "report"),
+        unsealed=() if is_marked(head) else (out,),
         asked=len(runs_asked(head["asked"])) if head.get("asked") else None,
         labels={name: arm_label(name, table) for name, table in settings.get("arms", {}).items()},
     )
@@ -76,11 +78,12 @@ def _read_head(out: Path) -> Any:
     """Read what `experiment.json` says.
 
     Raises:
-        ValueError: It is not there, or lacks something.
+        ValueError: It is not there, lacks something, or was changed; or `out` is a URL.
     """
-    if not (out / "experiment.json").is_file():
+    require_no_url("report", out, "dir")
+    if not (out / EXPERIMENT).is_file():
         raise ValueError(refusal("report", "dir", "a directory that `blockadapt run` has written to", str(out)))
-    return read_json(out / "experiment.json", "report", HEAD)
+    return read_experiment(out, "report", HEAD)
 
 
 def _planned_variants(experiment: Experiment[Any], head: Mapping[str, Any]) -> Sequence[str]:

@@ -57,6 +57,7 @@ def _joined(whole: Summary, other: Summary, home: str, place: str) -> Summary:
         tuned={**whole.tuned, **{names.get(arm, arm): found for arm, found in other.tuned.items()}},
         labels=labels,
         asked=whole.planned + other.planned,
+        unsealed=(*whole.unsealed, *other.unsealed),
     )
 
 

@@ -1,1 +1,1 @@
-"""What runs measured, read back, with statistics over seeds."""
+"""Reads back what runs measured, with statistics over seeds."""

@@ -1,4 +1,4 @@
-"""How numbers and settings are written for people."""
+"""Says how numbers and settings are written for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIXED = (1e-4, 1e6)
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Write a number with so many significant digits.
+    """Write a number with `digits` significant digits.
 
     >>> [number(value) for value in (0.0, 0.1, 98.25, 1200.0, 1234567.0, -3.2e-7, float("nan"))]
     ['0', '0.1', '98.25', '1,200', '1.235e6', '−3.2e-7', '–']

@@ -1,4 +1,4 @@
-"""Means over seeds and their confidence intervals."""
+"""Computes means over seeds and their confidence intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs measure: rows of metrics, and what is left at the end; and the design that says which metrics."""
+"""Says what runs measure: rows of metrics, and what is left at the end; and the design that says which metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, float]
 
 
 class RunKey(NamedTuple):
-    """Which run of an experiment."""
+    """Says which run of an experiment."""
 
     arm: str
     variant: str
@@ -39,7 +39,7 @@ def runs_asked(asked: Iterable[Mapping[str, Any]]) -> set[RunKey]:
 
 
 class Outcome(NamedTuple):
-    """What a finished run leaves beside its rows: single numbers, and arrays to draw from."""
+    """Says what a finished run leaves beside its rows: single numbers, and arrays to draw from."""
 
     numbers: Mapping[str, float]
     arrays: Mapping[str, np.ndarray]
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """A column of the rows.
+    """Is a column of the rows.
 
     Attributes:
         key: Its name in a row.
@@ -64,7 +64,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """What the runs of an experiment measure, and under which name.
+    """Says what the runs of an experiment measure, and under which name.
 
     Attributes:
         name: As on the command line; also the name of its file in `configs/`.

@@ -18,11 +18,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blockadapt_experiments.files.atomic import read_json
-from blockadapt_experiments.files.checked import is_sealed
+from blockadapt_experiments.files.checked import is_marked, is_sealed, require_sealed
 from blockadapt_experiments.results.measurements import Metric, Row, RunKey
 
 NOTES = "notes.jsonl"
 """The file of a run that says what happened to it on the way."""
+
+EXPERIMENT = "experiment.json"
+"""The file of an experiment that says what its runs are."""
+
+TUNED = "tuned.json"
+"""The file of an experiment that keeps what tuning tried and chose."""
+
+Tuned = dict[str, dict[str, dict[str, Any]]]
+"""What tuning found, by arm and variant."""
 
 COUNTED = ("run.json", "metrics.jsonl", "timing.jsonl")
 """The files that every result counts; it counts `arrays.npz` where the run left arrays."""
@@ -34,21 +43,54 @@ FIELDS = {"arm": str, "variant": str, "seed": int, "environment": dict}
 """What a report needs of `run.json`."""
 
 
+def read_experiment(out: Path, owner: str, fields: Mapping[str, type]) -> dict[str, Any]:
+    """Read `experiment.json`. One of old has no digest, which `is_marked` tells.
+
+    Args:
+        out: The directory of the experiment.
+        owner: Who asks, as the first word of a refusal.
+        fields: What it must have, and of which type.
+
+    Raises:
+        ValueError: It is damaged, or was changed; the sentence names the file.
+    """
+    path = out / EXPERIMENT
+    head = read_json(path, owner, fields)
+    if is_marked(head):
+        require_sealed(path, head, owner)
+    return head
+
+
+def read_tuned(out: Path, owner: str) -> Tuned:
+    """Read what tuning found, by arm and variant; nothing where nothing was tuned.
+
+    Raises:
+        ValueError: `tuned.json` is damaged, was changed or is not sealed; the sentence names the file.
+    """
+    path = out / TUNED
+    if not path.is_file():
+        return {}
+    table = read_json(path, owner)
+    require_sealed(path, table, owner)
+    arms: Tuned = table["arms"]
+    return arms
+
+
 class Series(NamedTuple):
-    """The points of one run that have a metric, [points] each."""
+    """Holds the points of one run that have a metric, [points] each."""
 
     x: np.ndarray
     values: np.ndarray
     seconds: np.ndarray
 
     def until(self, end: float) -> Series:
-        """Return the points that were measured in so many seconds from the start."""
+        """Return the points that were measured within `end` seconds from the start."""
         return Series(*(column[self.seconds <= end] for column in self))
 
 
 @dataclass(frozen=True)
 class Run:
-    """The record of one run.
+    """Reads the record of one run.
 
     Attributes:
         key: Which run.

@@ -1,4 +1,4 @@
-"""What the runs of an experiment measured, with statistics over seeds.
+"""Says what the runs of an experiment measured, with statistics over seeds.
 
 A run that is not finished is read as far as it went; it has a part in curves and none in statistics.
 """
@@ -24,7 +24,7 @@ TAIL = 0.2
 
 
 class Band(NamedTuple):
-    """The middle of a curve and its 95% interval, and of how many seeds, [points] each.
+    """Holds the middle of a curve and its 95% interval, and of how many seeds, [points] each.
 
     Attributes:
         middle: The mean; for a log axis the geometric mean.
@@ -40,7 +40,7 @@ class Band(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A metric of one arm over the experiment's axis, for every seed.
+    """Is a metric of one arm over the experiment's axis, for every seed.
 
     Attributes:
         x: [points], in the units of the axis, ascending.
@@ -79,7 +79,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """All runs of one experiment in one directory.
+    """Holds all runs of one experiment in one directory.
 
     Statistics are arrays with one value for each finished seed, in the order of the seeds; nan where a run has none.
 
@@ -97,6 +97,7 @@ class Summary:
         tuned: What `--tune` found, by arm and variant; empty without it.
         labels: Names for people of arms that are not optimizers as all share their settings.
         asked: The number of runs that were asked for, where that is not every arm with every variant and seed.
+        unsealed: Directories of old, in which nothing shows whether `experiment.json` was changed.
     """
 
     out: Path
@@ -112,6 +113,7 @@ class Summary:
     tuned: Mapping[str, Mapping[str, Mapping[str, Any]]]
     labels: Mapping[str, str] = field(default_factory=dict)
     asked: int | None = None
+    unsealed: Sequence[Path] = ()
 
     @cached_property
     def _by_key(self) -> dict[RunKey, Run]:

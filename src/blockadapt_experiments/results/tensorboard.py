@@ -1,4 +1,4 @@
-"""Rows of a run as TensorBoard reads them."""
+"""Writes rows of a run as TensorBoard reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blockadapt_experiments.results.measurements import Row
 
 
 class Board:
-    """The log of one run. It is written anew whenever the run is continued, from the rows that hold.
+    """Writes the log of one run. It is written anew whenever the run is continued, from the rows that hold.
 
     Args:
         folder: Where it goes.

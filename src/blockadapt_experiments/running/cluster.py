@@ -53,7 +53,7 @@ _alone = threading.Lock()
 
 @contextmanager
 def local_cluster(workers: int, threads: int, gpus: int = 0) -> Iterator[Engine]:
-    """Start so many processes on this machine; they end with the block, and with this process whatever ends it.
+    """Start `count` processes on this machine; they end with the block, and with this process whatever ends it.
 
     Args:
         workers: How many.
@@ -205,7 +205,7 @@ def _errand(errand: bytes, index: int, topic: str, gpus: int, folder: Path | Non
 
 
 def gpu_for(worker: int, gpus: int, visible: str | None) -> str:
-    """Choose one of so many GPUs for a worker, under the name that CUDA_VISIBLE_DEVICES has for it, if that is set.
+    """Choose one of the GPUs for a worker, under the name that CUDA_VISIBLE_DEVICES has for it, if that is set.
 
     >>> [gpu_for(worker, 2, visible) for visible in (None, "2,3", "3") for worker in (0, 1)]
     ['0', '1', '2', '3', '3', '3']

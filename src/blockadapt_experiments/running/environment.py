@@ -56,7 +56,7 @@ def git_state() -> dict[str, Any] | None:
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
-        command = ("git", "-C", str(here.parent), *arguments)
+        command = ("git", "--no-optional-locks", "-C", str(here.parent), *arguments)  # a status may write the index
         return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout.strip()
 
     try:

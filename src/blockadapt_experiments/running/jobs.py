@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Leg(NamedTuple):
-    """A job has done so many of its legs, and these are its last measurements."""
+    """Says how many of its legs a job has done, and its last measurements."""
 
     done: int
     legs: int
@@ -20,19 +20,19 @@ class Leg(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A job says a sentence that whoever looks at it should know."""
+    """Carries a sentence of a job that whoever looks at it should know."""
 
     words: str
 
 
 class Done(NamedTuple):
-    """A job has ended and returned this."""
+    """Says that a job has ended and returned this."""
 
     value: Any
 
 
 class Failed(NamedTuple):
-    """A job has raised this kind of error, or its process was lost. In words: not every error can be sent."""
+    """Says that a job has raised this kind of error, or its process was lost. In words: not every error can be sent."""
 
     kind: str
     words: str

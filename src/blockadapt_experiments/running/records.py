@@ -28,9 +28,17 @@ from filelock import FileLock, Timeout
 from blockadapt.validation import refusal
 from blockadapt_experiments.core.config import first_difference, grown, run_settings
 from blockadapt_experiments.files.atomic import atomic, read_json, write_json
-from blockadapt_experiments.files.checked import is_whole, sealed, sha256_of, write_checked
+from blockadapt_experiments.files.checked import is_marked, is_whole, sealed, sha256_of, write_checked, write_sealed
 from blockadapt_experiments.results.measurements import Outcome, Row, RunKey, runs_asked
-from blockadapt_experiments.results.recorded_runs import NOTES, read_result
+from blockadapt_experiments.results.recorded_runs import (
+    EXPERIMENT,
+    NOTES,
+    TUNED,
+    Tuned,
+    read_experiment,
+    read_result,
+    read_tuned,
+)
 
 
 def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,12 +55,12 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: The directory holds other runs; the sentence names the first key that differs.
     """
-    path = out / "experiment.json"
+    path = out / EXPERIMENT
     with FileLock(out / ".lock"):
         if not path.exists():
-            write_json(path, about)
+            write_sealed(path, about)
             return dict(about)
-        before = read_json(path, "run", {"settings": dict})
+        before = read_experiment(out, "run", {"settings": dict})
         settings = joined(out, about, before)
         asked = before.get("asked", [])
         asked = [*asked, *(each for each in about.get("asked", []) if not runs_asked([each]) <= runs_asked(asked))]
@@ -61,8 +69,24 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         lines = dict.fromkeys([*str(before.get("command", "")).splitlines(), str(about["command"])])
         code = {**before.get("code", {}), **about.get("code", {})}
         now = {**before, "settings": settings, "asked": asked, "code": code, "command": "\n".join(filter(None, lines))}
-        write_json(path, now)
+        write = write_sealed if is_marked(before) else write_json  # a seal of today says nothing about one of old
+        write(path, now)
         return now
+
+
+def add_tuned(out: Path, found: Tuned) -> Tuned:
+    """Add what a command has tuned to `tuned.json`; return what holds for its arms.
+
+    What was found before holds: there are runs with it.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    with FileLock(out / ".lock"):
+        before = read_tuned(out, "run")
+        holds = {arm: {**variants, **before.get(arm, {})} for arm, variants in found.items()}
+        write_sealed(out / TUNED, {"arms": {**before, **holds}})
+    return holds
 
 
 def joined(out: Path, about: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

@@ -192,7 +192,7 @@ class RunJob:
         }
         before = record.about
         # A run that was begun keeps its number of threads, on which its last digits depend.
-        with threads(before["environment"]["threads"] if before else self.request.threads):
+        with threads(before["environment"]["threads"] if before else self.request.threads), clock.own_threads():
             warm_up(get_experiment(self.request.experiment).dtype)
             reset_peak_memory()
             torch.manual_seed(self.key.seed)
@@ -262,10 +262,15 @@ def _take_forward(
 
 @lru_cache
 def warm_up(dtype: torch.dtype = torch.float32) -> None:
-    """Load the kernel, or compile it: that takes seconds, once in a process, and is no part of a run's time."""
+    """Load what the first step of a process loads: that takes seconds, and is no part of a run's time.
+
+    It is the kernel, which may have to be compiled, and the parts of torch that its `zero_grad` asks for.
+    """
     weight = nn.Parameter(torch.zeros(2, dtype=dtype))
     weight.grad = torch.zeros_like(weight)
-    BlockAdam([weight]).step()
+    optimizer = BlockAdam([weight])
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def advance(task: Task) -> tuple[Sequence[Row], bool]:
@@ -290,7 +295,7 @@ def most_jobs() -> tuple[int, str]:
 
 
 def threads_for(jobs: int) -> int:
-    """Give the threads for each of so many runs at once: one, or what OMP_NUM_THREADS asks for and the cores allow.
+    """Give the threads for each of `jobs` runs at once: one, or what OMP_NUM_THREADS asks for and the cores allow.
 
     With 0 jobs the runs are on other machines, whose cores are not counted.
 
@@ -303,7 +308,7 @@ def threads_for(jobs: int) -> int:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads."""
+    """Let torch use `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -29,15 +29,12 @@ from blockadapt_experiments.contenders.catalogue import CONTENDERS, Contender, f
 from blockadapt_experiments.core.settings import TuneSettings
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import RunKey
-from blockadapt_experiments.results.recorded_runs import read_result
+from blockadapt_experiments.results.recorded_runs import Tuned, read_result
 from blockadapt_experiments.results.summary import TAIL
 from blockadapt_experiments.running.environment import made_with
 from blockadapt_experiments.running.grids import Point, Span, grid, lr_span, outward, values
 from blockadapt_experiments.running.jobs import Done, Failed
 from blockadapt_experiments.running.runner import Choice, Do, Request, RunJob, do_all
-
-Tuned = dict[str, dict[str, dict[str, Any]]]
-"""What was found, by arm and variant."""
 
 
 @dataclass

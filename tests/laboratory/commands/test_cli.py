@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from filelock import FileLock
 
 import blockadapt
@@ -152,6 +153,24 @@ def test_a_run_leaves_records_and_a_report_can_be_made(command: Command, tmp_pat
     assert said.out.startswith("Wrote report.html, ")
 
 
+def test_what_the_runs_were_made_with_is_what_the_experiment_says(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads too: this process has others than its runs, which is nothing that a report should warn of."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # which would give the runs as many
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert command(*tiny(tmp_path, "optimizers=['sgd']", "epochs=1")).code == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    (run,) = tmp_path.glob("runs/*/*/*/run.json")
+    assert read_json(tmp_path / "experiment.json")["environment"] == read_json(run)["environment"]
+    assert command("report", str(tmp_path)).code == 0
+    assert "Different for some of the runs" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_dry_run_touches_nothing(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     said = command(*tiny(out, "lr.sgd=0.25", options=["--dry-run"]))
@@ -160,6 +179,8 @@ def test_a_dry_run_touches_nothing(command: Command, tmp_path: Path) -> None:
     assert re.search(r"block-adam, seed 0 +0.001 +new", said.out)
     assert not out.exists()
 
+
+SECRET = "s3://me:secret@bucket/there"
 
 REFUSED = [
     (["run", "mnist"], "blockadapt: there is no experiment 'mnist'; the nearest is 'mnist-lenet5'."),
@@ -186,6 +207,31 @@ REFUSED = [
     (
         ["run", "mnist-lenet5", "--jobs", "2", "--cluster", "tcp://127.0.0.1:1"],
         "run: `jobs` must be left out with --cluster, which does one run on each of its workers.",
+    ),
+    *(
+        (
+            ["run", "mnist-lenet5", option, "postgresql://me:secret@host/study"],
+            sentence,
+        )
+        for option, sentence in {
+            "--storage": "run: `storage` must be left out: the folder of --out is the study, without a database.",
+            "--out": "run: `out` must be a directory that this machine sees, got a URL, postgresql://….",
+        }.items()
+    ),
+    *(
+        (words, f"{words[0]}: `{argument}` must be a {what} that this machine sees, got a URL, s3://….")
+        for words, argument, what in (
+            (["report", "runs", "--out", SECRET], "out", "directory"),
+            (["report", "--overview", "runs", "--out", SECRET], "out", "directory"),
+            (["report", SECRET], "dir", "directory"),
+            (["pack", "runs", "--out", SECRET], "out", "file"),
+            (["pack", SECRET, "--out", "runs.tar.xz"], "dir", "directory"),
+            (["run", "mnist-lenet5", "--data-dir", SECRET], "data_dir", "directory"),
+        )
+    ),
+    (
+        ["list", "--load", SECRET],
+        "load: `load` must be a Python file that this machine sees, got a URL, s3://….",
     ),
     (["plan", "toy-landscape"], "plan: toy-landscape has no model to plan."),
     (["plan", "mnist-lenet5", "--optimizer", "sgd"], "plan: `optimizer` must be one of the block methods, got 'sgd'."),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.report.reading import read
+from blockadapt_experiments.results.recorded_runs import read_tuned
 from support.commands import Command, tiny
 from support.laboratory import outcome
 
@@ -23,7 +23,7 @@ def stamps(out: Path) -> dict[str, int]:
 def test_an_arm_is_run_recorded_tuned_and_shown_under_its_name(command: Command, tmp_path: Path) -> None:
     tune = ("tune.trials=2", "tune.low=1e-3", "tune.high=1e-2", "epochs=1", SGD)
     assert command(*tiny(tmp_path / "arm", *tune, options=("--tune", "--arm", B4))).code == 0
-    assert {*read_json(tmp_path / "arm" / "tuned.json")} == {"sgd", "b4"}
+    assert {*read_tuned(tmp_path / "arm", "test")} == {"sgd", "b4"}
     summary = read(tmp_path / "arm")
     assert summary.arms == ["sgd", "b4"]
     assert [summary.label(arm) for arm in summary.arms] == ["SGD", "Blocks of four"]
@@ -83,6 +83,35 @@ def test_seeds_that_a_folder_grows_by_are_no_seeds_of_tuning(command: Command, t
     said = command(*tiny(tmp_path, *changes, options=("--tune", "--seed", "1000")))
     sentence = "run: `tune.seeds` must be other seeds than those of the runs, [0, 1000], got [1000].\n"
     assert said == (2, "", sentence)
+
+
+def test_changed_records_of_a_folder_are_refused_at_once_and_its_commands_make_them_again(
+    command: Command, tmp_path: Path
+) -> None:
+    """Else more seeds would be run with another learning rate than the first, and a report would show what was not."""
+    changes = ("epochs=1", "tune.trials=2", "tune.extensions=0")
+    commands = [
+        tiny(tmp_path, *changes, SGD, options=("--tune",)),
+        tiny(tmp_path, *changes, "optimizers=['sha256']", options=("--tune", "--arm", "sha256=adam,eps=1e-6")),
+    ]
+    for each in commands:
+        assert command(*each).code == 0
+    assert {*read_tuned(tmp_path, "test")} == {"sgd", "sha256"}
+    for name, key in (("tuned.json", b'"lr": '), ("experiment.json", b'"epochs": ')):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        at = whole.index(key) + len(key)
+        before = stamps(tmp_path)
+        for damaged in (whole[:at] + b"7" + whole[at + 1 :], whole[:-40], b"[]\n"):
+            path.write_bytes(damaged)
+            for said in (command(*commands[1], "--seed", "0,1"), command("report", str(tmp_path))):
+                assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+                assert repr(str(path)) in said.err
+        path.unlink()
+        for each in commands:
+            assert command(*each).code == 0
+        assert path.read_bytes() == whole
+        assert stamps(tmp_path) == before
 
 
 @pytest.mark.parametrize("size", ["99999999999999999999999", "999999999"])

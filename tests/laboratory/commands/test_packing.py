@@ -12,9 +12,12 @@ import pytest
 
 from blockadapt_experiments.commands.packing import pack
 from blockadapt_experiments.report import write_report
+from blockadapt_experiments.report.reading import read
 from support.commands import Command, tiny
 from support.disk import full_disk, posix
-from support.run_records import experiment, rows_of, write_experiment, write_run
+from support.run_records import experiment, rows_of, write_experiment, write_run, write_tuned
+
+KEPT = Path(__file__).parents[3] / "docs" / "results" / "records"
 
 
 def unpacked(file: Path, into: Path) -> Path:
@@ -45,7 +48,7 @@ def records(tmp_path: Path) -> Path:
     trial = out / "tuning" / "adam" / "-" / "lr-0.1" / "seed-1000"
     trial.mkdir(parents=True)
     (trial / "metrics.jsonl").write_text('{"epoch": 1}\n')
-    (out / "tuned.json").write_text("{}")
+    write_tuned(out, {})
     logs = out / "tensorboard" / "adam"
     logs.mkdir(parents=True)
     (logs / "events.json").write_text("log")
@@ -95,6 +98,15 @@ def test_the_same_records_make_the_same_bytes(records: Path, tmp_path: Path) -> 
     with tarfile.open(first) as archive:
         names = archive.getnames()
     assert names == sorted(names)
+
+
+@pytest.mark.parametrize("file", [*KEPT.glob("*.tar.xz")], ids=lambda file: file.name)
+def test_records_that_are_kept_are_whole_and_sealed(file: Path, tmp_path: Path) -> None:
+    summary = read(unpacked(file, tmp_path / "there"))
+    assert summary.complete
+    assert [run.damage for run in summary.runs] == [""] * summary.planned
+    assert summary.unsealed == ()
+    assert {*summary.tuned} == {*summary.arms}
 
 
 def test_an_unpacked_folder_grows(command: Command, tmp_path: Path) -> None:

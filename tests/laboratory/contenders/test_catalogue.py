@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import io
 import itertools
 import math
 import re
@@ -22,6 +21,7 @@ from blockadapt_experiments.contenders.builders import _theirs
 from blockadapt_experiments.contenders.catalogue import CONTENDERS, OptimizerSettings, make_optimizer
 from blockadapt_experiments.contenders.ggt import GGT
 from support.contract_cases import Net, give_gradients_, grad_bits, param_bits, twins
+from support.files import through_a_file
 from support.oracle import DenseOracle, Kind, input_blocks, runs
 
 Array = NDArray[np.float64]
@@ -481,15 +481,6 @@ def take_steps(model: nn.Module, optimizer: Optimizer, steps: Iterable[int]) -> 
         optimizer.step()
 
 
-def stored(state: State) -> State:
-    """What comes back from a file."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: State = torch.load(file, weights_only=True)
-    return loaded
-
-
 def resumed_cases() -> Iterator[Any]:
     """Spectra close only where they are clipped; settings and dtypes are crossed among the slow tests."""
     for name, settings, dtype in itertools.product(NAMES, RESUMED, (torch.float32, torch.float64)):
@@ -506,7 +497,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(name: str, settings:
     states = {}
     for step in range(END):
         if step in (0, 3, 12):
-            states[step] = stored({"model": whole.state_dict(), "optimizer": optimizer.state_dict()})
+            states[step] = through_a_file({"model": whole.state_dict(), "optimizer": optimizer.state_dict()})
         take_steps(whole, optimizer, [step])
     for saved_at, state in states.items():
         (resumed,) = twins(dtype=dtype, count=1)

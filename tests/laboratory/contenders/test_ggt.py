@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import re
@@ -20,6 +19,7 @@ from blockadapt import BlockAdagrad
 from blockadapt.errors import NonFiniteGradientError
 from blockadapt_experiments.contenders.ggt import COLUMNS, COMPLEMENTS, GGT, MOMENTA, SCOPES
 from support.contract_cases import Net, bits, everything, give_gradients_, grad_bits, param_bits, twins
+from support.files import through_a_file
 
 Array = NDArray[np.float64]
 
@@ -377,15 +377,6 @@ def test_state_is_the_window_and_the_momentum_and_a_gram_matrix(scope: str) -> N
 # Resumption --------------------------------------------------------------------------------------------------------
 
 
-def stored(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """What comes back from a file."""
-    file = io.BytesIO()
-    torch.save(state_dict, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_resumed_run_is_the_uninterrupted_one(dtype: torch.dtype, scope: str) -> None:
@@ -396,7 +387,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(dtype: torch.dtype, scope: str) 
     states: dict[int, dict[str, Any]] = {}
     for step in range(10):
         if step in (0, 2, 4, 7):
-            states[step] = stored({"model": model.state_dict(), "optimizer": whole.state_dict()})
+            states[step] = through_a_file({"model": model.state_dict(), "optimizer": whole.state_dict()})
         give_gradients_(model.parameters(), step)
         whole.step()
     for saved_at, state in states.items():
@@ -552,7 +543,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
     spoil: Callable[[dict[str, Any]], None], sentence: str
 ) -> None:
     _, optimizer = trained()
-    state = stored(optimizer.state_dict())
+    state = through_a_file(optimizer.state_dict())
     spoil(state)
     before = everything(optimizer)
     with pytest.raises(ValueError, match="^" + re.escape(f"GGT.load_state_dict: {sentence}")):

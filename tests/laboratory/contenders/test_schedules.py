@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, Mult
 
 from blockadapt import BlockAdam, SpectrumClip
 from blockadapt_experiments.contenders.schedules import BatchSettings, Schedule, ScheduleSettings, make_schedule
+from support.files import through_a_file
 
 EPOCHS, STEPS = 8, 5
 
@@ -183,14 +183,6 @@ def test_the_end_of_a_clipped_spectrum_follows() -> None:
 # Resumption --------------------------------------------------------------------------------------------------------
 
 
-def stored(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
-
-
 def moved_on(schedule: Schedule, steps: range) -> list[list[float]]:
     """What each of these steps of a run is taken with; epochs end where they do."""
     seen = []
@@ -213,7 +205,7 @@ def test_a_resumed_schedule_goes_on_to_the_same_bits(kind: Any, optimizer_first:
         optimizer = sgd(0.3, 2.0)
         schedule = make_schedule(settings, optimizer, EPOCHS, STEPS)
         seen = moved_on(schedule, range(saved_at))
-        state = stored({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()})
+        state = through_a_file({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()})
         optimizer = sgd(0.3, 2.0)
         if not made_before:
             optimizer.load_state_dict(state["optimizer"])

@@ -1,9 +1,12 @@
-"""Seconds are those of training: neither measuring nor other processes add to them."""
+"""Seconds are those of training: neither measuring nor threads and processes that are not the run's add to them."""
 
 from __future__ import annotations
 
+import hashlib
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,6 +15,10 @@ from torch import Tensor, nn
 from blockadapt_experiments.core import clock
 from blockadapt_experiments.core.training import Classification, Sets, TrainingSettings
 from blockadapt_experiments.data.examples import Examples
+
+linux = pytest.mark.skipif(
+    sys.platform != "linux" or torch.cuda.is_available(), reason="the times of threads are not told, or not asked for"
+)
 
 
 @pytest.fixture
@@ -31,6 +38,45 @@ def test_one_thread_is_timed_by_the_processor_and_several_by_the_wall(threads: N
         taken.append(clock.seconds() - start)
     assert taken[0] < 0.25
     assert taken[1] > 0.45
+
+
+def work() -> None:
+    """Keep a core busy, without the interpreter."""
+    hashlib.sha256(bytes(30_000_000))
+
+
+def counted(do: Callable[[], object]) -> float:
+    """The share of what this takes the whole process that the clock of a run counts."""
+    start, used = clock.seconds(), time.process_time()
+    do()
+    return (clock.seconds() - start) / (time.process_time() - used)
+
+
+@linux
+def test_threads_that_a_run_starts_are_counted_and_no_others(threads: None) -> None:
+    """A bar of progress is drawn by one, and a worker of Dask has several."""
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(1) as theirs, ThreadPoolExecutor(1) as ours:
+        theirs.submit(int).result()
+        with clock.own_threads():
+            assert counted(lambda: theirs.submit(work).result()) < 0.2
+            assert counted(lambda: ours.submit(work).result()) > 0.9
+            with ThreadPoolExecutor(1) as short:
+                assert counted(lambda: (short.submit(work), short.shutdown())) > 0.9
+        with clock.own_threads():  # the next run of the process, whose optimizer keeps its threads
+            assert counted(lambda: theirs.submit(work).result()) < 0.2
+            assert counted(lambda: ours.submit(work).result()) > 0.9
+
+
+@linux
+def test_a_thread_that_ends_takes_back_nothing_of_what_was_not_counted(threads: None) -> None:
+    torch.set_num_threads(1)
+    theirs = ThreadPoolExecutor(1)
+    theirs.submit(work).result()
+    with clock.own_threads():
+        start = clock.seconds()
+        theirs.shutdown()
+        assert clock.seconds() - start < 0.01
 
 
 def test_what_is_not_counted_is_left_out_also_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:

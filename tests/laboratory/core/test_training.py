@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from blockadapt_experiments.core.training import Classification, Sets, TrainingS
 from blockadapt_experiments.data.examples import Examples
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.results.measurements import RunKey
+from support.files import through_a_file
 
 CLASSES, COUNT, SIDE = 3, 50, 4
 
@@ -199,11 +199,8 @@ def test_a_run_continued_from_a_file_ends_on_the_same_bits(arm: str) -> None:
     torch.manual_seed(3)
     first = make(arm, **CASES[arm])
     early = [row for _ in range(2) for row in first.advance()]
-    file = io.BytesIO()
-    torch.save({"task": first.state_dict(), "generator": torch.get_rng_state()}, file)
+    state = through_a_file({"task": first.state_dict(), "generator": torch.get_rng_state()})
     torch.rand(5)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
     second = make(arm, **CASES[arm])
     second.load_state_dict(state["task"])
     torch.set_rng_state(state["generator"])

@@ -9,6 +9,8 @@ import stat
 import subprocess
 import sys
 import threading
+import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,31 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
         server.shutdown(socket.SHUT_RDWR)
     assert "MissingData: data: mnist was not found on the hub" in done.stderr
     assert len(asked) == 1
+
+
+def test_a_network_that_drops_every_packet_costs_no_more_than_the_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name has many addresses, and each attempt would have the patience for itself."""
+    monkeypatch.setattr(images, "HUB_PATIENCE", 0.2)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # what it was comes back at the end
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(disable_progress_bars=lambda: None))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection, and never answers
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        real = socket.create_connection
+
+        def each_address(*arguments: Any, **options: Any) -> socket.socket:
+            time.sleep(20 * 0.2)
+            return real(*arguments, **options)
+
+        for connect in (real, each_address):
+            monkeypatch.delenv("HF_HUB_OFFLINE")
+            monkeypatch.setattr(socket, "create_connection", connect)
+            start = time.monotonic()
+            with pytest.raises(MissingData, match=r"^data: mnist was not found on the hub .*\.$"):
+                load_images("mnist")
+            assert time.monotonic() - start < 2
 
 
 def test_a_missing_folder_says_both_ways(tmp_path: Path) -> None:

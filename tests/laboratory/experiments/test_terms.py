@@ -20,6 +20,7 @@ from blockadapt_experiments.experiments.terms import ARMS, LAYERS, TermsTask, ml
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.measurements import Row, RunKey
 from blockadapt_experiments.results.summary import Summary
+from support.files import through_a_file
 from support.run_records import write_experiment, write_run
 
 Array = NDArray[np.float64]
@@ -146,11 +147,8 @@ def test_a_run_that_was_stopped_ends_bit_identically(arm: str) -> None:
     for stop in range(4):
         first = make(arm, *changes)
         before = [row for _ in range(stop) for row in first.advance()]
-        file = io.BytesIO()
-        torch.save(first.state_dict(), file)
-        file.seek(0)
         second = make(arm, *changes)
-        second.load_state_dict(torch.load(file, weights_only=True))
+        second.load_state_dict(through_a_file(first.state_dict()))
         assert [*before, *finish(second, stop)] == rows
 
 

@@ -26,8 +26,8 @@ from support.run_records import (
     experiment,
     rows_of,
     write_experiment,
-    write_json,
     write_run,
+    write_tuned,
 )
 
 Made = tuple[Path, Experiment[Any]]
@@ -48,8 +48,8 @@ def test_an_optimizer_has_one_colour_and_dash_in_figures_page_and_demo(tmp_path:
     write_experiment(tmp_path, optimizers=arms, seeds=[0])
     for arm in arms:
         write_run(tmp_path, arm, "", 0, rows_of(loss=[2.0, 1.0], accuracy=[1.0, 2.0]))
-    write_json(
-        tmp_path / "tuned.json",
+    write_tuned(
+        tmp_path,
         {arm: {"": {"lr": 0.1, "value": 1.0, "objective": "loss", "tried": [[0.1, 1.0], [1.0, None]]}} for arm in arms},
     )
     summary = read(tmp_path, about)
@@ -85,7 +85,7 @@ def test_every_learning_rate_is_drawn_and_the_chosen_one_ringed(tmp_path: Path) 
     write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
     tried = [[0.1, None], [0.01, 0.5], [0.001, 0.9]]
     record = {"lr": 0.01, "value": 0.5, "objective": "loss", "tried": tried}
-    write_json(tmp_path / "tuned.json", {"adam": {"": record}})
+    write_tuned(tmp_path, {"adam": {"": record}})
     figure = sensitivity_figure(read(tmp_path, experiment()))
     (axes,) = figure.axes
     curve, ring, lost = axes.lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,13 @@ pytest.importorskip("scipy", reason="needs the `experiments` extra")
 
 from blockadapt_experiments.core.config import load, plain
 from blockadapt_experiments.experiments.registry import get_experiment
+from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.report import write_report
 from blockadapt_experiments.report.reading import read
+from blockadapt_experiments.report.together import together
 from support.run_records import experiment, rows_of, write_experiment, write_run
+
+MARKS = ("format", "sha256")
 
 
 def test_what_was_asked_for_comes_first_and_numbers_in_names_count(tmp_path: Path) -> None:
@@ -85,6 +91,20 @@ def test_a_run_whose_record_is_damaged_does_not_count(tmp_path: Path, name: str,
     assert damages[1] == ""
     if (name, content) != ("result.json", None):  # then it is a run that is not finished
         assert damages[0].startswith(f"{name} ")
+
+
+def test_settings_of_old_that_nothing_vouches_for_are_told(tmp_path: Path) -> None:
+    write_experiment(tmp_path / "new")
+    write_experiment(tmp_path / "old")
+    path = tmp_path / "old" / "experiment.json"
+    path.write_text(json.dumps({key: value for key, value in read_json(path).items() if key not in MARKS}))
+    old, new = (read(tmp_path / name, experiment()) for name in ("old", "new"))
+    assert (together([new, old]).unsealed, new.unsealed) == ((tmp_path / "old",), ())
+    for folder in ("old", "new"):
+        write_report(tmp_path / folder, experiment())
+        sentence = "old/experiment.json is of an older version and has no digest: nothing shows whether it was changed."
+        for page in ("report.html", "report/summary.md"):
+            assert (sentence in (tmp_path / folder / page).read_text(encoding="utf-8")) == (folder == "old")
 
 
 def test_an_unknown_experiment_is_refused(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from support.run_records import (  # noqa: E402
     write_lines,
     write_result,
     write_run,
+    write_tuned,
 )
 
 Made = tuple[Path, Experiment[Any]]
@@ -301,7 +302,7 @@ def test_the_report_says_what_was_tuned_beside_the_learning_rate(tmp_path: Path)
     write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
     points = [{"lr": 0.01, "eps": 1e-3, "value": 0.5}, {"lr": 0.01, "eps": 1e-6, "value": 0.4}]
     record = {"lr": 0.01, "value": 0.4, "objective": "loss", "tried": [[0.01, 0.4]], "values": {"eps": 1e-6}}
-    write_json(tmp_path / "tuned.json", {"adam": {"": {**record, "points": points}}})
+    write_tuned(tmp_path, {"adam": {"": {**record, "points": points}}})
     page = write_report(tmp_path, experiment())[0].read_text(encoding="utf-8")
     assert "2 trials by" in page
     assert '<tr class="chosen"><td class="number">0.01, eps 1e-6</td><td class="number">0.4</td></tr>' in page
@@ -358,7 +359,7 @@ def test_the_report_says_how_many_trials_each_optimizer_had(
         points = [{"lr": 0.1, "eps": 1.0 + number, "value": 0.4} for number in range(tried)]
         record = {"lr": 0.1, "value": 0.4, "objective": "loss", "tried": [[0.1, 0.4]], "points": points, "grid": grid}
         found[arm] = {"": {**record, "extensions": more}}
-    write_json(tmp_path / "tuned.json", found)
+    write_tuned(tmp_path, found)
     page = write_report(tmp_path, experiment())[0].read_text(encoding="utf-8")
     summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
     for text in (page, summary):
@@ -378,9 +379,7 @@ def test_no_text_is_taken_for_markup(tmp_path: Path, browser: Browser) -> None:
     write_lines(directory / "metrics.jsonl", rows_of(loss=[2.0, 1.0]))
     write_lines(directory / "timing.jsonl", [])
     write_result(directory, numbers={EVIL: 1.0}, seconds=1.0)
-    write_json(
-        tmp_path / "tuned.json", {EVIL: {EVIL: {"lr": 0.1, "value": None, "objective": EVIL, "tried": [[0.1, None]]}}}
-    )
+    write_tuned(tmp_path, {EVIL: {EVIL: {"lr": 0.1, "value": None, "objective": EVIL, "tried": [[0.1, None]]}}})
     claims = (Claim(EVIL, lambda summary: Verdict(None, EVIL)),)
     metrics = (Metric("loss", EVIL),)
     write_report(tmp_path, experiment(title=EVIL, section=EVIL, claims=claims, metrics=metrics, target=("loss", 1)))

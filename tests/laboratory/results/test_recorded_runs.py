@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,55 @@ import pytest
 pytest.importorskip("scipy", reason="needs the `experiments` extra")
 
 from blockadapt_experiments.claims.contests import finals
+from blockadapt_experiments.files.checked import is_marked, write_sealed
 from blockadapt_experiments.report.reading import read
-from support.run_records import experiment, rows_of, write_experiment, write_lines, write_run
+from blockadapt_experiments.results.recorded_runs import read_experiment, read_tuned
+from support.run_records import (
+    experiment,
+    rows_of,
+    write_experiment,
+    write_json,
+    write_lines,
+    write_run,
+    write_tuned,
+)
+
+
+@pytest.mark.parametrize("name", ["experiment.json", "tuned.json"])
+def test_no_byte_of_what_an_experiment_says_can_change_unnoticed(tmp_path: Path, name: str) -> None:
+    """Not in the keys either, without which a file would look like one of old."""
+    arms = {"sha256": {"": {"lr": 0.1}}, "format": {"": {"lr": 3e-3}}}
+    write_sealed(tmp_path / "experiment.json", {"experiment": "x", "settings": {"epochs": 3, "seeds": [0, 1]}})
+    write_tuned(tmp_path, arms)
+
+    def said() -> Any:
+        if name == "tuned.json":
+            return read_tuned(tmp_path, "report")
+        head = read_experiment(tmp_path, "report", {"settings": dict})
+        return (head, is_marked(head))
+
+    path, right = tmp_path / name, said()
+    assert right[1] if name == "experiment.json" else right == arms
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        try:
+            assert said() == right  # as where a space has become a tab
+        except ValueError:
+            refused += 1
+    assert refused > len(whole) / 2
+
+
+@pytest.mark.parametrize(
+    "table", [{"adam": {"": {"lr": 0.1}}}, {"arms": {}}, {"format": 2, "arms": {}}, {"sha256": ""}]
+)
+def test_what_tuning_found_is_believed_with_its_seal_alone(tmp_path: Path, table: dict[str, Any]) -> None:
+    write_json(tmp_path / "tuned.json", table)
+    with pytest.raises(ValueError, match=r"\Areport: '.*tuned\.json' must be as `blockadapt run` wrote it; "):
+        read_tuned(tmp_path, "report")
 
 
 def test_rows_end_before_a_line_that_is_half_written(tmp_path: Path) -> None:

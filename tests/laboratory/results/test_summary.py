@@ -14,7 +14,7 @@ from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.measurements import Metric
 from blockadapt_experiments.results.summary import Curve
-from support.run_records import experiment, rows_of, write_experiment, write_json, write_run
+from support.run_records import experiment, rows_of, write_experiment, write_run, write_tuned
 
 LOSSES = np.array([[0.9, 0.5, 0.30, 0.25, 0.31], [1.1, 0.4, 0.28, 0.20, 0.26], [1.0, 0.6, 0.32, 0.27, 0.22]])
 ACCURACIES = np.array([[90, 95, 97.5, 97, 98.0], [91, 96, 96.9, 97.2, 97.1], [89, 94, 96.0, 96.5, 96.9]])
@@ -197,7 +197,7 @@ def test_arrays_are_those_that_were_left(tmp_path: Path) -> None:
 
 def test_a_learning_rate_is_tuned_set_or_the_default(tmp_path: Path) -> None:
     write_experiment(tmp_path, optimizers=["adam", "sgd", "ggt"], lr={"sgd": 0.5})
-    write_json(tmp_path / "tuned.json", {"adam": {"": {"lr": 0.1}}})
+    write_tuned(tmp_path, {"adam": {"": {"lr": 0.1}}})
     summary = read(tmp_path, experiment())
     assert [summary.lr_source(arm) for arm in summary.arms] == ["tuned", "set", "default"]
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask
 import pytest
 
 from blockadapt_experiments.running import cluster
@@ -95,6 +96,16 @@ def test_a_worker_gets_one_gpu_of_those_that_we_may_use(visible: str | None, cho
 def test_a_job_whose_process_dies_is_done_elsewhere(crew: Engine, tmp_path: Path) -> None:
     ends, _ = do(crew, tmp_path, "a", "die once", "b")
     assert [type(end) for end in ends] == [Done, Done, Done]
+    assert (tmp_path / "first").exists()
+
+
+def test_a_lost_process_comes_back_however_long_it_takes(tmp_path: Path) -> None:
+    """Also where Dask, left to itself, would not wait: it gives the only process up, and the job hangs."""
+    impatient = dask.config.set({"distributed.deploy.lost-worker-timeout": 0})
+    with impatient, local_cluster(1, 1) as engine:
+        do(engine, tmp_path, "a")  # a process that has never worked is waited for anyway
+        (end,), _ = do(engine, tmp_path, "die once")
+    assert isinstance(end, Done)
     assert (tmp_path / "first").exists()
 
 

@@ -18,6 +18,7 @@ import torch
 from blockadapt_experiments.files.atomic import read_json, write_json
 from blockadapt_experiments.files.checked import is_whole, sealed
 from blockadapt_experiments.results.measurements import Outcome, RunKey
+from blockadapt_experiments.results.recorded_runs import read_experiment
 from blockadapt_experiments.running.records import RunRecord, begin_experiment
 
 KEY = RunKey("adam", "", 3)
@@ -308,7 +309,7 @@ def test_a_directory_takes_one_experiment(tmp_path: Path) -> None:
     }
     begin_experiment(tmp_path, about)
     begin_experiment(tmp_path, {**about, "command": "blockadapt run x --jobs 2", "environment": {"threads": 1}})
-    assert read_json(tmp_path / "experiment.json") == about
+    assert about.items() <= read_experiment(tmp_path, "test", {}).items()
     for changed, sentence in (
         ({"scale": "paper"}, "run: `scale` must be 'smoke' as in the runs in {out}, got 'paper'."),
         (
@@ -321,7 +322,25 @@ def test_a_directory_takes_one_experiment(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"^") as refusal:
             begin_experiment(tmp_path, {**about, **changed})
         assert str(refusal.value) == sentence.format(out=tmp_path)
-    assert read_json(tmp_path / "experiment.json") == about
+    assert about.items() <= read_experiment(tmp_path, "test", {}).items()
+
+
+def test_a_directory_of_old_takes_more_and_is_not_sealed_by_it(tmp_path: Path) -> None:
+    """A seal of today would vouch for what nobody has checked."""
+    asked = [{"optimizers": ["adam"], "variants": [""], "seeds": [0]}]
+    about = {
+        "experiment": "x",
+        "settings": {"seeds": [0]},
+        "asked": asked,
+        "code": {},
+        "command": "one",
+        "environment": {},
+    }
+    write_json(tmp_path / "experiment.json", about)
+    more = {**about, "settings": {"seeds": [1]}, "asked": [{**asked[0], "seeds": [1]}], "command": "two"}
+    begin_experiment(tmp_path, more)
+    found = read_json(tmp_path / "experiment.json")
+    assert found == {**about, "settings": {"seeds": [0, 1]}, "asked": [*asked, *more["asked"]], "command": "one\ntwo"}
 
 
 HOLDER = """

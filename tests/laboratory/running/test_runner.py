@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import random
 import signal
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +27,7 @@ from blockadapt_experiments.core.config import load
 from blockadapt_experiments.core.experiment import Task
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import read_json
-from blockadapt_experiments.results.measurements import RunKey
+from blockadapt_experiments.results.measurements import Row, RunKey
 from blockadapt_experiments.results.recorded_runs import read_run
 from blockadapt_experiments.results.tensorboard import Board
 from blockadapt_experiments.running import records, runner
@@ -163,6 +166,60 @@ def test_the_kernel_is_ready_before_the_clock_starts(
     before = len(moved)
     warm_up(dtype)
     assert len(moved) == before
+
+
+@linux
+def test_a_run_pays_for_the_threads_that_it_starts_and_for_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = []
+
+    def work() -> None:
+        start = time.thread_time()
+        for _ in range(20):
+            hashlib.sha256(bytes(5_000_000))
+        spent.append(time.thread_time() - start)
+
+    def advance(task: Task) -> tuple[Sequence[Row], bool]:
+        theirs.submit(work).result()
+        with ThreadPoolExecutor(1) as ours:
+            ours.submit(work).result()
+        return [{"epoch": 1}], False
+
+    monkeypatch.setattr(runner, "advance", advance)
+    (job,) = run_jobs(request(tmp_path, "optimizers=['sgd']", "epochs=1"), {})
+    with ThreadPoolExecutor(1) as theirs:
+        theirs.submit(int).result()
+        job(ignore)
+    assert spent[1] <= read_json(job.record.folder / "result.json")["seconds"] < sum(spent)
+
+
+FRESH = """
+import sys
+from pathlib import Path
+from blockadapt_experiments.running import runner
+from support.laboratory import ignore, request
+
+def advance(task):
+    loaded = {*sys.modules}
+    done = real(task)
+    print(sorted({*sys.modules} - loaded))
+    return done
+
+real, runner.advance = runner.advance, advance
+(job,) = runner.run_jobs(request(Path(sys.argv[1]), f"optimizers=['{sys.argv[2]}']", "epochs=2"), {})
+job(ignore)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["sgd", "adam", "muon", "soap", "ggt", "block-adam"])
+def test_the_first_run_of_a_process_is_not_charged_for_what_it_loads(tmp_path: Path, arm: str) -> None:
+    """Torch's `zero_grad` loads seconds' worth of modules when it is first called."""
+    here = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = finished([sys.executable, "-c", FRESH, str(tmp_path), arm], env=here)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n[]\n"
 
 
 @pytest.mark.parametrize("arm", ["sgd", "adam", "block-adam", "rmsprop"])

@@ -15,6 +15,7 @@ from blockadapt_experiments.core.settings import TuneSettings
 from blockadapt_experiments.data.images import CLASSES
 from blockadapt_experiments.files.atomic import read_json
 from blockadapt_experiments.results.measurements import RunKey
+from blockadapt_experiments.results.recorded_runs import read_tuned
 from blockadapt_experiments.running import runner
 from blockadapt_experiments.running.grids import Span, grid, lr_span, outward, parse_spans
 from blockadapt_experiments.running.jobs import Done, Failed, Here
@@ -303,7 +304,7 @@ def test_two_commands_on_one_folder_share_its_trials_and_runs_and_both_end_well(
     assert [process.returncode for process in processes] == [0, 0], written
     assert all("3 of 3 runs are finished" in words for words, _ in written)
     alone, trials, _ = tuned(request(tmp_path / "alone", *changes))
-    assert read_json(tmp_path / "out" / "tuned.json") == alone
+    assert read_tuned(tmp_path / "out", "test") == alone
     for job in trials:
         lines = (tmp_path / "out" / job.record.folder.relative_to(tmp_path / "alone") / "metrics.jsonl").read_bytes()
         assert lines == job.record.metrics.read_bytes()
@@ -322,7 +323,7 @@ def test_a_trial_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     done = finished(command)
     assert done.returncode == 0, done.stderr
     assert (folder / "timing.jsonl").read_bytes().splitlines()[0] == begun  # it was not done again
-    found = read_json(out / "tuned.json")
+    found = read_tuned(out, "test")
     assert found == tuned(request(tmp_path / "alone", *changes))[0]
     best = found["adam"][""]
     assert f"\nadam: lr {best['lr']:g}. {best.get('warning', '')}".rstrip() in done.stdout

@@ -1,4 +1,4 @@
-"""`tcvae`: β-TCVAE on sprites."""
+"""Runs `tcvae`: β-TCVAE on sprites."""
 
 from __future__ import annotations
 

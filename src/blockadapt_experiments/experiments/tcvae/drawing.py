@@ -1,4 +1,4 @@
-"""MIG against β, reconstructions and latent traversals as PNG files."""
+"""Draws MIG against β, reconstructions and latent traversals as PNG files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tcvae`: the β-TCVAE's Mutual Information Gap against β, block against diagonal.
+"""Runs `tcvae`: the β-TCVAE's Mutual Information Gap against β, block against diagonal.
 
 The paper takes the code of the β-TCVAE's authors with 3D faces, minibatches of 2048 and nothing but the optimizer
 changed, and shows MIG over five seeds. The faces cannot be had freely: here are dSprites, from its file, or images like
@@ -57,7 +57,7 @@ SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class TcvaeSettings(Settings):
-    """Settings of `tcvae`.
+    """Holds the settings of `tcvae`.
 
     Attributes:
         data: "dsprites-like", which is drawn, or "dsprites", the published file in `--data-dir`.
@@ -110,7 +110,7 @@ class TcvaeSettings(Settings):
 
 
 class TcvaeTask:
-    """One run, `every` steps a leg. A loss or gradient that is not finite ends it: the row says so.
+    """Is one run, `every` steps a leg. A loss or gradient that is not finite ends it: the row says so.
 
     On a GPU if there is one. Random numbers are drawn on the CPU all the same.
     """

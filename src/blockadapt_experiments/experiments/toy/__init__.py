@@ -1,4 +1,4 @@
-"""The toy network's experiments: `toy-adagrad`, `toy-landscape` and `toy-trajectories`."""
+"""Holds the toy network's experiments: `toy-adagrad`, `toy-landscape` and `toy-trajectories`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`toy-adagrad`: AdaGrad with a diagonal and with a full matrix on the toy network, for minibatches of three sizes.
+"""Runs `toy-adagrad`: AdaGrad with a diagonal and with a full matrix on the toy network, for three minibatch sizes.
 
 A seed draws the problem, the start and the minibatches, so that both arms do the same thing and every seed is another
 problem. There are only ten samples, so nothing is held out: α is tuned on the training loss of other problems, averaged
@@ -42,7 +42,7 @@ DIAGONAL, FULL = "adagrad", "full-adagrad"
 
 @dataclass(frozen=True, kw_only=True)
 class AdagradSettings(ToySettings):
-    """Settings of `toy-adagrad`.
+    """Holds the settings of `toy-adagrad`.
 
     Attributes:
         steps: Of each run.
@@ -63,7 +63,7 @@ class AdagradSettings(ToySettings):
 
 
 class AdagradTask:
-    """One run: the loss over all samples, before the first step and every so many steps after."""
+    """Is one run: the loss over all samples, before the first step and every `every` steps after."""
 
     def __init__(self, settings: AdagradSettings, key: RunKey, lr: float) -> None:
         self.legs = -(-settings.steps // LEG)

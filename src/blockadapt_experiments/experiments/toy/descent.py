@@ -1,4 +1,4 @@
-"""An optimizer, the library's or another, on a point whose gradient is computed by hand."""
+"""Runs an optimizer, the library's or another, on a point whose gradient is computed by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blockadapt_experiments.experiments.toy.network import Array
 
 
 class Descent:
-    """A point in float64 and the optimizer that moves it.
+    """Is a point in float64 and the optimizer that moves it.
 
     AdaGrad follows the paper's equation (1), G ← G + g gᵀ and x ← x − α (G^{1/2} + δI)^{-1} g. The library's has the
     average G/t, α/√t and so δ√t in the place of δ: it is the same with δ/√t at step t, which is what it gets here.

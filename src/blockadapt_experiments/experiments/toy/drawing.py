@@ -1,4 +1,4 @@
-"""Landscapes and paths as PNG files, drawn without pyplot."""
+"""Draws landscapes and paths as PNG files, without pyplot."""
 
 from __future__ import annotations
 

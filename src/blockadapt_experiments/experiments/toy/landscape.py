@@ -1,4 +1,4 @@
-"""`toy-landscape`: the loss of the toy network over two weights, all others at their true values.
+"""Runs `toy-landscape`: the loss of the toy network over two weights, all others at their true values.
 
 The arms are no optimizers but kinds of pairs: two weights of one layer from the same input neuron, or two weights of
 different layers. Each run takes all pairs of its kind, on a grid around the true values, and the exact Hessian H [2, 2]
@@ -54,7 +54,7 @@ LARGEST_CONDITION = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class LandscapeSettings(ToySettings):
-    """Settings of `toy-landscape`; `optimizers` are the kinds of pairs.
+    """Holds the settings of `toy-landscape`; `optimizers` are the kinds of pairs.
 
     Attributes:
         points: Of the grid along each weight; odd, so that the true values are one of them.
@@ -74,7 +74,7 @@ class LandscapeSettings(ToySettings):
 
 
 class Surface(NamedTuple):
-    """The loss over one pair, and its curvature; [points, points] each."""
+    """Holds the loss over one pair, and its curvature; [points, points] each."""
 
     loss: Array
     off_diagonal: Array
@@ -124,7 +124,7 @@ def condition(H: Array) -> Array:
 
 
 class LandscapeTask:
-    """All landscapes of one kind for one problem. A second or a few, so it is one leg and has no state."""
+    """Draws up all landscapes of one kind for one problem. A second or a few, so it is one leg and has no state."""
 
     legs = 1
 

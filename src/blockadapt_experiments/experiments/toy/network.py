@@ -1,4 +1,4 @@
-"""The toy network: 2 → 2 → 2 → 1, ReLU, a sigmoid at the end; its loss with first and second derivatives by hand.
+"""Holds the toy network: 2 → 2 → 2 → 1, ReLU, a sigmoid at the end; its loss with first and second derivatives by hand.
 
 A step of an optimizer on ten numbers takes less time than autograd needs for their gradient; hence NumPy, float64, and
 formulas that hold for one vector of weights or for a grid of them (leading dimensions written "…"). With biases, each
@@ -31,7 +31,7 @@ WIDTH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ToySettings(Settings):
-    """What the toy experiments share; the paper leaves open all but the number of samples.
+    """Says what the toy experiments share; the paper leaves open all but the number of samples.
 
     Attributes:
         samples: n.
@@ -49,7 +49,7 @@ class ToySettings(Settings):
 
 
 class Edge(NamedTuple):
-    """An edge of the network: in which layer, to which output, from which input."""
+    """Is an edge of the network: in which layer, to which output, from which input."""
 
     layer: int
     output: int
@@ -60,7 +60,7 @@ class Edge(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A forward pass over n samples: d is 1 where a unit is active, e the derivative of z by a."""
+    """Is a forward pass over n samples: d is 1 where a unit is active, e the derivative of z by a."""
 
     h1: Array  # […, n, inputs]
     h2: Array
@@ -73,7 +73,7 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """True weights [P], inputs [n, inputs] with the constant where there are biases, and labels [n]."""
+    """Holds true weights [P], inputs [n, inputs] with the constant where there are biases, and labels [n]."""
 
     truth: Array
     inputs: Array

@@ -1,4 +1,4 @@
-"""`toy-trajectories`: RMSprop with a diagonal and with one 2 × 2 block, on the loss over two weights of the same layer.
+"""Runs `toy-trajectories`: RMSprop with a diagonal and with one 2 × 2 block, on the loss over two weights of a layer.
 
 A variant is a landscape: a problem, and the pair of its weights (same layer, same input neuron) that interacts most, as
 the paper compares the two where curvature is "dynamic". A seed is a start. The labels are p itself unless settings say
@@ -58,7 +58,7 @@ GRID = 61
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectorySettings(ToySettings):
-    """Settings of `toy-trajectories`.
+    """Holds the settings of `toy-trajectories`.
 
     Attributes:
         landscapes: Their numbers; each draws another problem.
@@ -89,7 +89,7 @@ class TrajectorySettings(ToySettings):
 
 @dataclass(frozen=True)
 class Landscape:
-    """The loss over two weights of a problem, all others at their true values."""
+    """Holds the loss over two weights of a problem, all others at their true values."""
 
     problem: Problem
     pair: Pair
@@ -133,7 +133,7 @@ def draw_landscape(number: int, settings: TrajectorySettings) -> Landscape:
 
 
 class TrajectoryTask:
-    """One run from one start. It goes on after it has arrived, to show whether it stays."""
+    """Is one run from one start. It goes on after it has arrived, to show whether it stays."""
 
     def __init__(self, settings: TrajectorySettings, key: RunKey, lr: float, tuning: bool = False) -> None:
         self.legs = -(-settings.steps // LEG)

@@ -25,9 +25,10 @@ from blockadapt_experiments.models.tcvae import Posterior, Terms, information_ga
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.measurements import RunKey
 from blockadapt_experiments.results.summary import Summary
-from blockadapt_experiments.running.estimate import dry_run
+from blockadapt_experiments.running.forecast import dry_run
 from blockadapt_experiments.running.runner import Request
-from support.laboratory import finish, through_a_file
+from support.files import through_a_file
+from support.laboratory import finish
 from support.run_records import write_experiment, write_run
 
 TINY = ("values=[1, 2, 2, 3, 3]", "width=32", "latents=3", "batch=8", "steps=11", "every=2", "mig_every=4")
@@ -254,9 +255,9 @@ def test_blocks_are_spatial_kernels_and_in_the_last_layer_of_the_encoder_outputs
 
 def test_a_dry_run_can_tell_what_a_run_takes(tmp_path: Path) -> None:
     request = Request("tcvae", "smoke", settings("optimizers=['block-adam']"), tmp_path)
-    (estimate,) = dry_run(request)
-    assert (estimate.arm, estimate.variant, estimate.steps) == ("block-adam", "beta=6", 11)
-    assert estimate.seconds >= 11 * estimate.step_seconds > 0
+    (forecast,) = dry_run(request)
+    assert (forecast.arm, forecast.variant, forecast.steps) == ("block-adam", "beta=6", 11)
+    assert forecast.seconds >= 11 * forecast.step_seconds > 0
     assert make().work.measured == 3 * 36 / 8
 
 

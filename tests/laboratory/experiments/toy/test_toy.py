@@ -49,7 +49,8 @@ from blockadapt_experiments.experiments.toy.trajectories import (
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.measurements import Row, RunKey
 from blockadapt_experiments.results.summary import Summary
-from support.laboratory import finish, through_a_file
+from support.files import through_a_file
+from support.laboratory import finish
 from support.run_records import write_experiment, write_run
 from support.toy import problem, torch_loss, trajectory_settings
 

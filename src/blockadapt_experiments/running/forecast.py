@@ -1,4 +1,4 @@
-"""Estimate what a run will take before it begins: steps, blocks, the optimizer's memory, and time."""
+"""Forecast what a run will take before it begins: steps, blocks, the optimizer's memory, and time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENCE = 10.0
 
 @runtime_checkable
 class Trained(Protocol):
-    """Names what a task needs so that it can be estimated: a model, its optimizer, and what there is to do."""
+    """Names what a task needs so that it can be forecast: a model, its optimizer, and what there is to do."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -43,7 +43,7 @@ class Trained(Protocol):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Forecast:
     """Says what one run of an arm will take.
 
     Attributes:
@@ -69,13 +69,13 @@ class Estimate:
     seconds: float
 
 
-def dry_run(request: Request) -> Iterator[Estimate]:
-    """Take a few steps with every arm and throw them away. Arms that train no model have no estimate.
+def dry_run(request: Request) -> Iterator[Forecast]:
+    """Take a few steps with every arm and throw them away. Arms that train no model have no forecast.
 
     A run is measured alone, with the threads that it will have. Runs at once that share a memory are slower.
 
     Yields:
-        The estimate of each arm in each variant.
+        The forecast of each arm in each variant.
     """
     for arm, variant in request.arms():
         with threads(request.threads):
@@ -84,28 +84,28 @@ def dry_run(request: Request) -> Iterator[Estimate]:
             torch.manual_seed(seed)
             task = request.task(RunKey(arm, variant, seed), request.lr(arm))
             if isinstance(task, Trained):
-                yield _estimate(task, arm, variant)
+                yield _forecast(task, arm, variant)
 
 
-def total_seconds(estimates: Sequence[Estimate], request: Request, workers: int, points: int) -> float:
-    """Give the time of all runs, so many at once, and of the trials at so many points of a grid if there are any.
+def total_seconds(forecasts: Sequence[Forecast], request: Request, workers: int, points: int) -> float:
+    """Give the time of all runs, `workers` at once, and of the trials at `points` points of a grid if there are any.
 
     Trials are a little shorter than runs; those beyond the grid are not counted.
     """
     settings = request.settings
     repeats = len(settings.seeds) + points * len(settings.tune.seeds)
-    return sum(estimate.seconds for estimate in estimates) * repeats / workers
+    return sum(forecast.seconds for forecast in forecasts) * repeats / workers
 
 
 class _Enough(Exception):
     """Says that steps enough were taken."""
 
 
-def _estimate(task: Trained, arm: str, variant: str) -> Estimate:
+def _forecast(task: Trained, arm: str, variant: str) -> Forecast:
     step, inputs = _measured_steps(task)
     measure = _seconds_of_measuring(task.model, inputs)
     optimizer, work = task.optimizer, task.work
-    return Estimate(
+    return Forecast(
         arm=arm,
         variant=variant,
         parameters=sum(parameter.numel() for parameter in task.model.parameters()),

@@ -13,13 +13,13 @@ import torch
 from rich.console import Console
 
 from blockadapt import plan
-from blockadapt_experiments.commands.display import duration, estimates_table
+from blockadapt_experiments.commands.display import duration, forecasts_table
 from blockadapt_experiments.contenders.catalogue import OptimizerSettings, make_optimizer
 from blockadapt_experiments.contenders.memory import state_bytes_of
 from blockadapt_experiments.core.training import Classification
 from blockadapt_experiments.results.measurements import RunKey
-from blockadapt_experiments.running import estimate
-from blockadapt_experiments.running.estimate import Estimate, Trained, dry_run, total_seconds
+from blockadapt_experiments.running import forecast
+from blockadapt_experiments.running.forecast import Forecast, Trained, dry_run, total_seconds
 from support.laboratory import request
 
 
@@ -59,8 +59,8 @@ def test_time_is_that_of_steps_and_of_measuring(tmp_path: Path, monkeypatch: pyt
     task = asked.task(asked.runs()[0], 0.01)
     assert isinstance(task, Classification)
     slow = Slow(task, step=0.02, answer=0.05)
-    found = estimate._estimate(task, "sgd", "")
-    assert slow.steps == estimate.MOST_STEPS  # of 20 in an epoch
+    found = forecast._forecast(task, "sgd", "")
+    assert slow.steps == forecast.MOST_STEPS  # of 20 in an epoch
     assert 0.02 <= found.step_seconds < 0.2
     assert 0.05 <= found.measure_seconds < 0.5
     # 7 epochs of 20 steps, and of 40 training and 40 test images in minibatches of 48.
@@ -69,22 +69,22 @@ def test_time_is_that_of_steps_and_of_measuring(tmp_path: Path, monkeypatch: pyt
 
 
 def test_slow_steps_are_taken_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "PATIENCE", 0.0)
+    monkeypatch.setattr(forecast, "PATIENCE", 0.0)
     asked = request(tmp_path, "optimizers=['sgd']", "train_examples=960")
     task = asked.task(asked.runs()[0], 0.01)
     assert isinstance(task, Classification)
     slow = Slow(task, step=0.0, answer=0.0)
-    estimate._estimate(task, "sgd", "")
-    assert slow.steps == estimate.LEAST_STEPS
+    forecast._forecast(task, "sgd", "")
+    assert slow.steps == forecast.LEAST_STEPS
 
 
-def test_a_unit_of_one_step_has_an_estimate(tmp_path: Path) -> None:
+def test_a_unit_of_one_step_has_a_forecast(tmp_path: Path) -> None:
     (found,) = dry_run(request(tmp_path, "optimizers=['sgd']", "batch.size=96"))
     assert found.steps == 3
     assert 0 < found.step_seconds < 60
 
 
-def test_what_trains_no_model_has_no_estimate(tmp_path: Path) -> None:
+def test_what_trains_no_model_has_no_forecast(tmp_path: Path) -> None:
     from blockadapt_experiments.core.config import load
     from blockadapt_experiments.experiments.registry import get_experiment
     from blockadapt_experiments.running.runner import Request
@@ -93,7 +93,7 @@ def test_what_trains_no_model_has_no_estimate(tmp_path: Path) -> None:
     assert list(dry_run(Request("toy-landscape", "smoke", settings, tmp_path))) == []
 
 
-ONE = Estimate("block-adam", "", 1_234_567, 4000, {9: 12, 10: 3456}, 7_654_321, 0.0123, 0.004, 90.0)
+ONE = Forecast("block-adam", "", 1_234_567, 4000, {9: 12, 10: 3456}, 7_654_321, 0.0123, 0.004, 90.0)
 
 
 def test_the_total_is_over_seeds_and_trials_and_workers(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_total_is_over_seeds_and_trials_and_workers(tmp_path: Path) -> None:
 
 def test_the_table_says_it_all() -> None:
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(estimates_table([ONE, replace(ONE, arm="sgd", variant="M=1", sizes={}, seconds=9000.0)]))
+    console.print(forecasts_table([ONE, replace(ONE, arm="sgd", variant="M=1", sizes={}, seconds=9000.0)]))
     lines = [line.split() for line in console.export_text().splitlines()]
     assert ["block-adam", "1,234,567", "4,000", "12", "×", "9,", "3,456", "×", "10", "7.7", "12.3", "90", "s"] in lines
     assert ["sgd,", "M=1", "1,234,567", "4,000", "–", "7.7", "12.3", "2.5", "h"] in lines
@@ -118,13 +118,13 @@ def test_durations_are_in_the_unit_that_fits(seconds: float, words: str) -> None
     assert duration(seconds) == words
 
 
-def test_an_estimate_leaves_no_hook_behind(tmp_path: Path) -> None:
+def test_a_forecast_leaves_no_hook_behind(tmp_path: Path) -> None:
     asked = request(tmp_path, "optimizers=['sgd']", "train_examples=960")
     task = asked.task(asked.runs()[0], 0.01)
     assert isinstance(task, Classification)
-    estimate._estimate(task, "sgd", "")
+    forecast._forecast(task, "sgd", "")
     (row,) = task.advance()
-    assert row["step"] > estimate.MOST_STEPS
+    assert row["step"] > forecast.MOST_STEPS
     assert torch.get_num_threads() == 1
 
 
