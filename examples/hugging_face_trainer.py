@@ -1,4 +1,4 @@
-"""Block-AdamW in Hugging Face's Trainer: the two ways in, and how each keeps groupings and weight decay."""
+"""Block-AdamW in Hugging Face's Trainer: the three ways in, and how each keeps groupings and weight decay."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def with_a_class(folder: Path, steps: int = 10) -> Trainer:
     """Let the Trainer make the optimizer, with `optimizer_cls_and_kwargs=`.
 
     Left alone it makes two groups, one decayed and one not, and every parameter gets the grouping `"auto"`, which cuts
-    GPT-2's Conv1D along the wrong axis. `params` among the arguments takes the place of those groups.
+    GPT-2's Conv1D along the wrong axis. `params` among the arguments takes the place of those groups. The Trainer takes
+    it out of the dict when it makes an optimizer, so make a new dict for each Trainer.
     """
     net, args = model(), arguments(folder, steps)
     groups = param_groups(net, weight_decay=args.weight_decay, decay_norms_and_biases=False)
@@ -60,9 +61,29 @@ def with_a_class(folder: Path, steps: int = 10) -> Trainer:
     return Trainer(net, args, train_dataset=counting(), optimizer_cls_and_kwargs=made)
 
 
+class BlockTrainer(Trainer):
+    """A Trainer that makes Block-AdamW for the model and the arguments that it has by then."""
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """Make the optimizer where there is none; under `model_init` the Trainer drops it at every `train()`."""
+        if self.optimizer is None:
+            groups = param_groups(self.model if model is None else model, decay_norms_and_biases=False)
+            self.optimizer = BlockAdamW(groups, lr=self.args.learning_rate, weight_decay=self.args.weight_decay)
+        return self.optimizer
+
+
+def with_a_model_init(folder: Path, steps: int = 10) -> Trainer:
+    """Let the Trainer make the model too, anew at every `train()`, as a search over hyperparameters does.
+
+    Groups made beforehand would hold the parameters of another model: the first `train()` would train nothing, and
+    every later one would fall back to the Trainer's own two groups, all without a word.
+    """
+    return BlockTrainer(model_init=model, args=arguments(folder, steps), train_dataset=counting())
+
+
 def main() -> None:
-    """Train in both ways."""
-    for way in (with_an_optimizer, with_a_class):
+    """Train in each way."""
+    for way in (with_an_optimizer, with_a_class, with_a_model_init):
         with tempfile.TemporaryDirectory() as folder:
             result = way(Path(folder)).train()
         print(f"{way.__name__}: mean loss {result.training_loss:.3f}")

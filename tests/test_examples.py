@@ -68,8 +68,10 @@ def test_an_example_runs_and_prints_a_finite_loss(name: str, capsys: pytest.Capt
 
 # Hugging Face's Trainer --------------------------------------------------------------------------------------------
 
+each_way = pytest.mark.parametrize("way", ["with_an_optimizer", "with_a_class", "with_a_model_init"])
 
-@pytest.mark.parametrize("way", ["with_an_optimizer", "with_a_class"])
+
+@each_way
 def test_the_trainer_keeps_groupings_and_weight_decay(way: str, tmp_path: Path) -> None:
     trainer = getattr(example("hugging_face_trainer"), way)(tmp_path)
     trainer.create_optimizer_and_scheduler(num_training_steps=10)
@@ -82,7 +84,7 @@ def test_the_trainer_keeps_groupings_and_weight_decay(way: str, tmp_path: Path) 
     assert found["transformer.ln_f.weight"] == ("chunk", 10, 0.0)
 
 
-def test_both_ways_into_the_trainer_train_alike_bit_for_bit(tmp_path: Path) -> None:
+def test_both_ways_with_a_model_of_ours_train_alike_bit_for_bit(tmp_path: Path) -> None:
     module = example("hugging_face_trainer")
 
     def trained(way: Callable[[Path], Any]) -> list[bytes]:
@@ -95,6 +97,54 @@ def test_both_ways_into_the_trainer_train_alike_bit_for_bit(tmp_path: Path) -> N
     assert first != param_bits(module.model().parameters())
 
 
+def test_each_trial_of_a_search_trains_a_new_model_in_our_groups_with_its_own_lr_and_weight_decay(
+    tmp_path: Path,
+) -> None:
+    trainer = example("hugging_face_trainer").with_a_model_init(tmp_path, steps=2)
+    before, ends = param_bits(trainer.model.parameters()), []
+    for lr, decay in ((1e-2, 0.1), (3e-3, 0.2), (1e-2, 0.1)):
+        trainer.args.learning_rate, trainer.args.weight_decay = lr, decay  # as the Trainer does before each trial
+        trainer.train()
+        ends.append(param_bits(trainer.model.parameters()))
+        assert {group["initial_lr"] for group in trainer.optimizer.param_groups} == {lr}
+        found = groups_by_name(trainer.optimizer.param_groups)
+        assert found["transformer.h.1.mlp.c_fc.weight"] == ("output", 10, decay)
+        assert found["transformer.h.1.mlp.c_fc.bias"] == ("chunk", 10, 0.0)
+    assert ends[0] == ends[2]
+    assert before != ends[0] != ends[1]
+
+
+def test_a_trainer_of_ours_that_was_given_a_model_goes_on_with_its_optimizer(tmp_path: Path) -> None:
+    module = example("hugging_face_trainer")
+    trainer = module.BlockTrainer(module.model(), module.arguments(tmp_path, 2), train_dataset=module.counting())
+    for _ in range(2):
+        trainer.train()
+    assert {state["step"].item() for state in trainer.optimizer.state.values()} == {4}
+
+
+def test_groups_given_beside_a_model_init_train_nothing_and_then_the_trainers_own_are_stepped(tmp_path: Path) -> None:
+    module = example("hugging_face_trainer")
+    from transformers import Trainer
+
+    before = param_bits(module.model().parameters())
+    made = (BlockAdamW, {"params": param_groups(module.model()), "lr": 1e-2})
+    data, args = module.counting(), module.arguments(tmp_path, 2)
+    trainer = Trainer(model_init=module.model, args=args, train_dataset=data, optimizer_cls_and_kwargs=made)
+    for trains in (False, True):
+        trainer.train()
+        assert (param_bits(trainer.model.parameters()) != before) is trains
+        assert ({group["grouping"] for group in trainer.optimizer.param_groups} == {"auto"}) is trains
+
+
+def test_an_optimizer_beside_a_model_init_is_refused_by_the_trainer(tmp_path: Path) -> None:
+    module = example("hugging_face_trainer")
+    from transformers import Trainer
+
+    optimizer = BlockAdamW(param_groups(module.model()))
+    with pytest.raises(RuntimeError, match="`model_init` is incompatible with providing the `optimizers`"):
+        Trainer(model_init=module.model, args=module.arguments(tmp_path, 2), optimizers=(optimizer, None))
+
+
 def test_the_trainers_own_groups_would_cut_conv1d_along_the_wrong_axis(tmp_path: Path) -> None:
     module = example("hugging_face_trainer")
     from transformers import Trainer
@@ -104,7 +154,7 @@ def test_the_trainers_own_groups_would_cut_conv1d_along_the_wrong_axis(tmp_path:
     assert [group["grouping"] for group in trainer.optimizer.param_groups] == ["auto", "auto"]
 
 
-@pytest.mark.parametrize("way", ["with_an_optimizer", "with_a_class"])
+@each_way
 def test_a_resumed_trainer_equals_the_uninterrupted_one_bit_for_bit(way: str, tmp_path: Path) -> None:
     make = getattr(example("hugging_face_trainer"), way)
     whole = make(tmp_path / "whole")

@@ -35,7 +35,7 @@ def spectra() -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
             packed = optimizer.state[model[0].weight]["second_moment"]
             eigenvalues = torch.linalg.eigvalsh(unpack(packed, 10).double()).clamp_min(0) / (1 - 0.999**step)
             wanted = LR / (1 - 0.9**step) / (eigenvalues.sqrt() + 1e-4)
-            lower, upper = CLIP.bounds(step, 1.0)
+            lower, upper = CLIP.bounds(step)
             shares = torch.tensor(SHARES, dtype=torch.float64)
             at.append(step)
             before.append(wanted.flatten().quantile(shares))
@@ -50,16 +50,17 @@ def main() -> None:
     figure = Figure(figsize=(8.4, 4.2), layout="constrained")
     panel = figure.subplots()
     steps = sorted({round(STEPS ** (k / 200)) for k in range(201)})
-    lower, upper = zip(*(CLIP.bounds(step, 1.0) for step in steps), strict=True)
-    panel.fill_between(steps, lower, upper, color="#F0E6C8", label="interval [λₗ, λᵤ]")
+    lower, upper = zip(*map(CLIP.bounds, steps), strict=True)
+    panel.fill_between(steps, lower, upper, color="#F0E6C8", label="interval [λₗ, λᵤ]", gid="interval")
     for inner, outer, alpha in ((1, 3, 0.45), (0, 4, 0.2)):
         low, high = [q[inner] for q in after], [q[outer] for q in after]
         panel.fill_between(at, low, high, color=colour, alpha=alpha, linewidth=0)
     panel.plot(at, [q[2] for q in after], color=colour, linewidth=1.8, label="step sizes s: median, middle 50% and 96%")
     for share in (0, 4):
-        label = "without the clip: the outer 96%" if share == 0 else None
+        label = "without the clip: middle 96%" if share == 0 else None
         panel.plot(at, [q[share] for q in before], color=colour, linewidth=0.9, linestyle=(0, (4, 2)), label=label)
-    panel.axhline(CLIP.final_lr, color=STYLES["sgd"].line()["color"], linewidth=1, label="α*: where SGD would step")
+    black = STYLES["sgd"].line()["color"]
+    panel.axhline(CLIP.final_lr, color=black, linewidth=1, label="α*: where SGD would step", gid="final-lr")
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_xlim(1, STEPS)

@@ -76,6 +76,8 @@ def landscape(panel: Any) -> None:
     panel.plot(0, 0, marker="*", markersize=11, color="#B08A3E", zorder=5)
     panel.set_xticks([])
     panel.set_yticks([])
+    panel.set_xlabel("first weight", fontsize=8)
+    panel.set_ylabel("second weight", fontsize=8)
     panel.set_aspect("equal")
 
 
