@@ -14,7 +14,7 @@ from rich.console import Console
 
 from blockadapt.validation import require
 from blockadapt_experiments.commands.display import duration, forecasts_table, job_progress, runs_table, say
-from blockadapt_experiments.core.config import plain
+from blockadapt_experiments.core.config import completed, plain
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import require_directory, require_no_url
 from blockadapt_experiments.parts import ORIGINS
@@ -169,7 +169,11 @@ class Session:
         """
         out, about = self.request.out, self._about(tuned)
         held = read_experiment(out, "run", {"settings": dict}) if (out / EXPERIMENT).is_file() else about
-        return joined(out, about, held)
+        return joined(out, about, held, self._completed)
+
+    def _completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `completed`."""
+        return completed(get_experiment(self.request.experiment), settings)
 
     def begin(self, tuned: bool, data: Mapping[str, str]) -> None:
         """Write what will be done into the directory.
@@ -187,7 +191,7 @@ class Session:
             "command": self.command,
             "environment": made_on,
         }
-        begin_experiment(request.out, about)
+        begin_experiment(request.out, about, self._completed)
 
     def tune(self, engine: Engine) -> dict[tuple[str, str], Choice]:
         """Tune, and write `tuned.json`; return what was chosen by arm and variant, of those that did not fail."""

@@ -167,6 +167,15 @@ def grown(before: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> dic
     return {**before, **lists, **tables}
 
 
+def completed(experiment: Experiment[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Give plain settings that an older version has written what they lack: its default, which does what was done then.
+
+    Raises:
+        ValueError: They have a key that there is no more, or a value that is refused now.
+    """
+    return plain(build(experiment.name, experiment.config, settings, keys(experiment.config)))
+
+
 def plain(settings: Any) -> dict[str, Any]:
     """Turn settings into what JSON gives back: dictionaries, lists, numbers, strings."""
     plain_settings: dict[str, Any] = _plain(dataclasses.asdict(settings))

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -40,8 +40,10 @@ from blockadapt_experiments.results.recorded_runs import (
     read_tuned,
 )
 
+Complete = Callable[[Mapping[str, Any]], dict[str, Any]]
 
-def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+
+def begin_experiment(out: Path, about: Mapping[str, Any], complete: Complete = dict) -> dict[str, Any]:
     """Write `experiment.json`, or join this with the one that is there; return the one that holds.
 
     A directory may grow: more optimizers, arms, seeds and variants join those that it has. All commands that it grew by
@@ -51,6 +53,7 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         out: The directory of the experiment.
         about: Its name, scale, settings, data and whether learning rates are tuned, which must not change but for what
             it may grow by; which runs are asked for; the command; and the environment, of which the first is kept.
+        complete: Gives the settings of an older version what they lack.
 
     Raises:
         ValueError: The directory holds other runs; the sentence names the first key that differs.
@@ -61,7 +64,7 @@ def begin_experiment(out: Path, about: Mapping[str, Any]) -> dict[str, Any]:
             write_sealed(path, about)
             return dict(about)
         before = read_experiment(out, "run", {"settings": dict})
-        settings = joined(out, about, before)
+        settings = joined(out, about, before, complete)
         asked = before.get("asked", [])
         asked = [*asked, *(each for each in about.get("asked", []) if not runs_asked([each]) <= runs_asked(asked))]
         if settings == before["settings"] and asked == before.get("asked", []):
@@ -89,8 +92,8 @@ def add_tuned(out: Path, found: Tuned) -> Tuned:
     return holds
 
 
-def joined(out: Path, about: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the settings of a directory once this has joined it.
+def joined(out: Path, about: Mapping[str, Any], before: Mapping[str, Any], complete: Complete = dict) -> dict[str, Any]:
+    """Give the settings of a directory once this has joined it; see `begin_experiment`.
 
     Raises:
         ValueError: It holds other runs; the sentence names the first key that differs.
@@ -103,7 +106,7 @@ def joined(out: Path, about: Mapping[str, Any], before: Mapping[str, Any]) -> di
     both = codes[0].keys() & codes[1].keys()
     ours, theirs = ({"code": {name: code[name] for name in sorted(both)}} for code in codes)
     _require_same(ours, theirs, where)
-    return grown(before["settings"], about["settings"], where)
+    return grown(complete(before["settings"]), about["settings"], where)
 
 
 def _require_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:

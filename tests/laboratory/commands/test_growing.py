@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from blockadapt_experiments.files.checked import write_sealed
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.results.recorded_runs import read_tuned
 from support.commands import Command, tiny
@@ -75,6 +77,19 @@ def test_what_contradicts_a_folder_is_refused_and_changes_nothing(command: Comma
         said = command(*tiny(tmp_path, SGD, *changes, options=("--arm", arm, "--seed", "0,1")))
         assert said == (2, "", sentence.format(tmp_path) + "\n")
     assert (stamps(tmp_path), (tmp_path / "experiment.json").read_bytes()) == (before, record)
+
+
+def test_a_folder_that_was_begun_before_a_setting_came_grows_with_its_default(command: Command, tmp_path: Path) -> None:
+    assert command(*tiny(tmp_path, SGD)).code == 0
+    record = json.loads((tmp_path / "experiment.json").read_text(encoding="utf-8"))
+    of_old = {key: entry for key, entry in record.items() if key != "sha256"}
+    assert of_old["settings"]["optimizer"].pop("embeddings") == "output"
+    write_sealed(tmp_path / "experiment.json", of_old)
+    said = command(*tiny(tmp_path, SGD, "optimizer.embeddings=diagonal", options=("--seed", "0,1")))
+    sentence = f"run: `optimizer.embeddings` must be 'output' as in the runs in {tmp_path}, got 'diagonal'.\n"
+    assert said == (2, "", sentence)
+    assert command(*tiny(tmp_path, SGD, options=("--seed", "0,1"))).code == 0
+    assert (read(tmp_path).seeds, read(tmp_path).complete) == ([0, 1], True)
 
 
 def test_seeds_that_a_folder_grows_by_are_no_seeds_of_tuning(command: Command, tmp_path: Path) -> None:
