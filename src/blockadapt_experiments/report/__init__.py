@@ -76,7 +76,7 @@ def _write(
     _write_curves(summary, curves)
     write_markdown(said, markdown)
     write_page(said, page)
-    return [page, *figures, *said.pictures, *said.sensitivity, table, curves, markdown]
+    return [page, *figures, *said.apart, *said.pictures, *said.sensitivity, table, curves, markdown]
 
 
 def _write_curves(summary: Summary, path: Path) -> None:

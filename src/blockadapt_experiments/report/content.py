@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from blockadapt_experiments.claims.claim import Verdict
 from blockadapt_experiments.core.config import flat, load, plain
 from blockadapt_experiments.core.experiment import Experiment
+from blockadapt_experiments.report.differences import write_differences
 from blockadapt_experiments.report.pairs import Comparison
 from blockadapt_experiments.report.sensitivity import write_sensitivity
 from blockadapt_experiments.report.table import Table, other_numbers, results
@@ -87,6 +88,7 @@ class Content:
         others: Other numbers that the runs left.
         judged: The claims, most of them the paper's.
         compared: Arms and variants against a reference, paired by seed.
+        apart: The same as PNG files.
         figures: The curves, as PNG files.
         pictures: What the experiment itself draws, as PNG files.
         sensitivity: What tuning tried, as a PNG file, or none.
@@ -103,6 +105,7 @@ class Content:
     others: Table
     judged: Sequence[Judged]
     compared: Sequence[Comparison]
+    apart: Sequence[Path]
     figures: Sequence[Path]
     pictures: Sequence[Path]
     sensitivity: Sequence[Path]
@@ -186,6 +189,7 @@ def content(
         others=other_numbers(summary),
         judged=[Judged(claim.paper, _judge(summary, claim.judge)) for claim in experiment.claims],
         compared=compared,
+        apart=write_differences(summary, compared, directory),
         figures=figures,
         pictures=pictures,
         sensitivity=write_sensitivity(summary, directory),

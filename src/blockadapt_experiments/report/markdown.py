@@ -113,6 +113,8 @@ def _compared(content: Content) -> Iterator[str]:
             for line in comparison.lines
         ]
         yield from grid(heads, rows, numbers=len(heads) - 1 - sweep)
+    for picture in content.apart:
+        yield f"\n![Differences, paired by seed]({picture.name})"
     yield (
         "\nMean ± half width of the 95% interval of the difference between runs of the same seed (Student's t). Bold:"
         " the interval leaves zero out. At equal time: when the faster of the two runs was done. A dash:"

@@ -18,13 +18,16 @@ from blockadapt_experiments.commands.demo_plots import STYLE_BY_LABEL
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.drawing.colours import COLOURS, styles_of
 from blockadapt_experiments.report import write_report
+from blockadapt_experiments.report.differences import differences_figure, write_differences
 from blockadapt_experiments.report.figures import curve_figure, y_range
+from blockadapt_experiments.report.pairs import compare
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.report.sensitivity import sensitivity_figure
 from blockadapt_experiments.results.summary import Band
 from support.run_records import (
     experiment,
     rows_of,
+    write_ends,
     write_experiment,
     write_run,
     write_tuned,
@@ -93,6 +96,33 @@ def test_every_learning_rate_is_drawn_and_the_chosen_one_ringed(tmp_path: Path) 
     np.testing.assert_array_equal(ring.get_xydata(), [[0.01, 0.5]])
     np.testing.assert_array_equal(lost.get_xydata(), [[0.1, 1.0]])  # at the edge where the loss is worst
     assert (axes.get_xscale(), axes.get_ylabel()) == ("log", "training loss")
+
+
+def test_a_difference_is_a_point_and_its_interval_hollow_where_that_holds_zero(tmp_path: Path) -> None:
+    ends = {"adam": (33.0, 36.0, 39.0), "sgd": (34.0, 36.9, 40.1), "muon": (30.0, 40.0, 35.0), "soap": (1.0, 2.0, 3.0)}
+    summary = read(write_ends(tmp_path, "cifar10-cnn", ends, [("soap", 2)]))
+    (comparison,) = compare(summary)
+    figure = differences_figure(summary, comparison, {"SGD": "#000000"})
+    panel = figure.axes[0]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["SGD", "Muon", "SOAP"]
+    assert panel.get_title(loc="left") == "test error (%), final (left is better)"
+    points = {bars.lines[0].get_ydata()[0]: bars.lines[0] for bars in panel.containers}
+    ranges = {bars.lines[0].get_ydata()[0]: bars.lines[2][0].get_segments()[0] for bars in panel.containers}
+    assert [text.get_text() for text in panel.texts] == ["–"]  # SOAP's, of which a run diverged
+    for row, line in enumerate(comparison.lines[:2]):
+        end = line.estimates[0]
+        assert points[row].get_xdata()[0] == pytest.approx(end.mean)
+        assert ranges[row][:, 0] == pytest.approx([end.mean - end.half, end.mean + end.half])
+    assert (points[0].get_markerfacecolor(), points[1].get_markerfacecolor()) == ("#000000", "white")
+
+
+def test_a_single_difference_and_those_of_one_seed_are_left_to_the_table(tmp_path: Path) -> None:
+    for name, ends in (
+        ("pair", {"adam": (33.0, 36.0), "sgd": (34.0, 36.9)}),
+        ("seed", {"adam": (33.0,), "sgd": (34.0,), "muon": (3.0,)}),
+    ):
+        summary = read(write_ends(tmp_path / name, "cifar10-cnn", ends))
+        assert write_differences(summary, compare(summary), tmp_path) == []
 
 
 def band(*values: float, half: float = 0.0) -> tuple[np.ndarray, Band]:

@@ -53,7 +53,7 @@ def rows_in(path: Path) -> list[dict[str, str]]:
 def test_the_report_is_a_page_pictures_tables_and_a_document(made: Made) -> None:
     out, about = made
     written = write_report(out, about)
-    names = ["loss.png", "accuracy.png", "drawing.png", "learning-rates.png"]
+    names = ["loss.png", "accuracy.png", "differences.png", "drawing.png", "learning-rates.png"]
     beside = [out / "report" / f"mnist-lenet300-{name}" for name in names]
     assert written == [
         out / "report.html",
@@ -155,8 +155,8 @@ def test_document_says_what_the_page_says_and_links_what_is_there(made: Made) ->
     assert "| **did not hold** |" in text
     assert "commit: 0123456789abcdef" in text
     links = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
-    assert len(links) == 4
-    assert all((out / "report" / link).is_file() for link in links)
+    assert sorted(links) == sorted(path.name for path in (out / "report").glob("*.png"))
+    assert len(links) == 5
     widths = {line.count("|") for line in text.split("### Training loss\n\n")[1].split("\n\n")[0].splitlines()}
     assert widths == {6}
 
