@@ -39,6 +39,7 @@ CONTENTS: dict[str, tuple[str, str]] = {
     "tcvae": ("β-TCVAE: disentanglement against β, block against diagonal", "Section 5, figure 5(c)"),
     "cifar10-cnn": ("A small convolutional network on CIFAR-10: what people use", NOT_IN_PAPER),
     "gpt-char": ("A small GPT on characters: what people use", NOT_IN_PAPER),
+    "gpt-words": ("A small GPT on words: what blocks in the embedding do", NOT_IN_PAPER),
 }
 """Title and place in the paper of each experiment, by its name."""
 

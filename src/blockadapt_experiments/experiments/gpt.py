@@ -1,4 +1,7 @@
-"""Runs `gpt-char`: a small GPT on the characters of a text, with the optimizers that people use; not in the paper.
+"""Runs `gpt-char` and `gpt-words`: a small GPT on characters or words, with the optimizers that people use.
+
+They are not in the paper. Most of the parameters of `gpt-words` are in its vocabulary, as in those GPTs that fit on one
+machine, so it tells what it costs to give embeddings Adam's rule.
 
 The learning rate warms up and falls as a cosine to zero, weight decay is decoupled and gradients are clipped by their
 norm, as is usual. At a given seed every optimizer starts from the same weights and sees the same windows.
@@ -13,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,7 +31,7 @@ from blockadapt_experiments.core.config import varied
 from blockadapt_experiments.core.experiment import Experiment
 from blockadapt_experiments.core.settings import Settings, SweepSettings
 from blockadapt_experiments.core.training import Work, best_device, initial
-from blockadapt_experiments.data.text import Corpus, find_text, read_characters
+from blockadapt_experiments.data.text import Corpus, TextFiles, find_text, read_characters, read_corpus
 from blockadapt_experiments.experiments.text_run import TextRun
 from blockadapt_experiments.models.gpt import Gpt, mean_loss
 from blockadapt_experiments.names import NOT_IN_PAPER
@@ -40,16 +43,14 @@ PLANNED_CHARACTERS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class GptSettings(Settings, SweepSettings):
-    """Holds the settings of the experiment.
+    """Holds the settings that both experiments have.
 
     Attributes:
         steps: Of the optimizer.
         every: Steps between two measurements, which are also the moments at which a run can be saved.
         schedule: Of the learning rate.
         batch: Windows in a minibatch.
-        context: Characters in a window.
-        train_characters: How much of the training text is used, from its beginning; None for all.
-        evaluation_characters: The same of the validation and the test text.
+        context: Characters or words in a window.
         width: Of the embeddings and the layers.
         layers: How many.
         heads: Of the attention.
@@ -61,24 +62,85 @@ class GptSettings(Settings, SweepSettings):
     schedule: ScheduleSettings = field(default_factory=lambda: ScheduleSettings(kind="cosine", warmup=0.1))
     batch: int
     context: int
-    train_characters: int | None = None
-    evaluation_characters: int | None = None
     width: int
     layers: int
     heads: int
     clip_norm: float = 1.0
+
+    experiment: ClassVar[str]
+    tokens: ClassVar[str]
+    """What the text is made of, in the plural."""
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
         SweepSettings.__post_init__(self)
         for name in ("steps", "every", "batch", "context", "width", "layers", "heads"):
             require_integer("settings", name, getattr(self, name), least=1)
-        for name in ("train_characters", "evaluation_characters"):
-            if getattr(self, name) is not None:
-                require_integer("settings", name, getattr(self, name), least=1)
         require(self.width % self.heads == 0, "settings", "width", f"a multiple of `heads`, {self.heads}", self.width)
         require(self.schedule.kind != "dev", "settings", "schedule.kind", "one that counts steps", self.schedule.kind)
         require_number("settings", "clip_norm", self.clip_norm, above=0)
+
+    def read(self, files: TextFiles, *, test: bool) -> Corpus:
+        """Read the text as these settings say."""
+        raise NotImplementedError
+
+
+def _require_parts(settings: GptSettings) -> None:
+    """Require that the amounts of text are None or at least 1."""
+    for name in (f"train_{settings.tokens}", f"evaluation_{settings.tokens}"):
+        if getattr(settings, name) is not None:
+            require_integer("settings", name, getattr(settings, name), least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharacterSettings(GptSettings):
+    """Holds the settings of `gpt-char`.
+
+    Attributes:
+        train_characters: How much of the training text is used, from its beginning; None for all.
+        evaluation_characters: The same of the validation and the test text.
+    """
+
+    train_characters: int | None = None
+    evaluation_characters: int | None = None
+
+    experiment = "gpt-char"
+    tokens = "characters"
+
+    def __post_init__(self) -> None:
+        GptSettings.__post_init__(self)
+        _require_parts(self)
+
+    def read(self, files: TextFiles, *, test: bool) -> Corpus:
+        """Read the text by characters."""
+        return read_characters(files, self.train_characters, self.evaluation_characters, test=test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordSettings(GptSettings):
+    """Holds the settings of `gpt-words`.
+
+    Attributes:
+        vocabulary: The most words to tell apart; others become <unk>.
+        train_words: How much of the training text is used, from its beginning; None for all.
+        evaluation_words: The same of the validation and the test text.
+    """
+
+    vocabulary: int
+    train_words: int | None = None
+    evaluation_words: int | None = None
+
+    experiment = "gpt-words"
+    tokens = "words"
+
+    def __post_init__(self) -> None:
+        GptSettings.__post_init__(self)
+        require_integer("settings", "vocabulary", self.vocabulary, least=2)
+        _require_parts(self)
+
+    def read(self, files: TextFiles, *, test: bool) -> Corpus:
+        """Read the text by words."""
+        return read_corpus(files, self.vocabulary, self.train_words, self.evaluation_words, test=test)
 
 
 class GptTask(TextRun[Gpt]):
@@ -99,7 +161,7 @@ class GptTask(TextRun[Gpt]):
     def __init__(self, settings: GptSettings, corpus: Corpus, arm: str, lr: float, seed: int) -> None:
         most = min(map(len, (corpus.train, *corpus.held_out.values()))) - 1
         rule = f"at most {most:,}, the shortest text less one"
-        require(settings.context <= most, "gpt-char", "context", rule, settings.context)
+        require(settings.context <= most, settings.experiment, "context", rule, settings.context)
         self.settings = settings
         self.legs = math.ceil(settings.steps / settings.every)
         measured = len(corpus.valid) / (settings.batch * settings.context)
@@ -108,7 +170,7 @@ class GptTask(TextRun[Gpt]):
         model = initial(lambda: make_model(settings, len(corpus.vocabulary)), weights).to(best_device())
         optimizer = settings.make_optimizer(arm, model, lr, settings.steps)
         schedule = make_schedule(settings.schedule, optimizer, 1, settings.steps)
-        super().__init__("gpt-char", corpus, model, optimizer, schedule, settings.clip_norm)
+        super().__init__(settings.experiment, corpus, model, optimizer, schedule, settings.clip_norm)
         self.windows = torch.Generator().manual_seed(windows)
 
     def advance(self) -> Sequence[Row]:
@@ -130,7 +192,7 @@ class GptTask(TextRun[Gpt]):
 
     def numbers(self) -> dict[str, float]:
         """Count what the run took, and how long the text is."""
-        return {**super().numbers(), "train_characters": len(self.corpus.train)}
+        return {**super().numbers(), f"train_{self.settings.tokens}": len(self.corpus.train)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on."""
@@ -150,15 +212,14 @@ class GptTask(TextRun[Gpt]):
 
 
 def make_model(settings: GptSettings, vocabulary: int) -> Gpt:
-    """Build the model for a vocabulary of characters."""
+    """Build the model for a vocabulary of characters or words."""
     return Gpt(vocabulary, settings.context, settings.width, settings.layers, settings.heads)
 
 
 def make_task(settings: GptSettings, key: RunKey, lr: float, data_dir: Path | None, tuning: bool) -> GptTask:
     """Make the run of a variant. While learning rates are tuned the test text is not read."""
     settings = varied(settings, key.variant)
-    cut = (settings.train_characters, settings.evaluation_characters)
-    corpus = read_characters(find_text(data_dir), *cut, test=not tuning)
+    corpus = settings.read(find_text(data_dir), test=not tuning)
     return GptTask(settings, corpus, key.arm, lr, key.seed)
 
 
@@ -174,23 +235,40 @@ CLAIMS = (
     Claim("Ours: Block-AdamW has the lower loss when the faster of two is done.", judge_seconds),
 )
 
-METRICS = (
-    Metric("valid_loss", "validation loss (nats per character)"),
-    Metric("train_loss", "training loss (nats per character)"),
-    Metric("test_loss", "test loss (nats per character)"),
-)
+
+def metrics_of(token: str) -> tuple[Metric, ...]:
+    """Return what is measured, in nats per character or word."""
+    return tuple(
+        Metric(f"{part}_loss", f"{text} loss (nats per {token})")
+        for part, text in (("valid", "validation"), ("train", "training"), ("test", "test"))
+    )
+
 
 EXPERIMENTS = (
     Experiment(
         name="gpt-char",
         title="A small GPT on characters: what people use",
         section=NOT_IN_PAPER,
-        config=GptSettings,
+        config=CharacterSettings,
         axis="step",
-        metrics=METRICS,
+        metrics=metrics_of("character"),
         variants=lambda settings: settings.variants,
         task=make_task,
         model=lambda settings: make_model(settings, PLANNED_CHARACTERS),
+        claims=CLAIMS,
+        objective="valid_loss",
+        measure="test_loss",
+    ),
+    Experiment(
+        name="gpt-words",
+        title="A small GPT on words: what blocks in the embedding do",
+        section=NOT_IN_PAPER,
+        config=WordSettings,
+        axis="step",
+        metrics=metrics_of("word"),
+        variants=lambda settings: settings.variants,
+        task=make_task,
+        model=lambda settings: make_model(settings, settings.vocabulary),
         claims=CLAIMS,
         objective="valid_loss",
         measure="test_loss",

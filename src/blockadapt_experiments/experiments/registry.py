@@ -25,6 +25,7 @@ EXPERIMENTS: dict[str, str] = {
     "tcvae": "tcvae",
     "cifar10-cnn": "cnn",
     "gpt-char": "gpt",
+    "gpt-words": "gpt",
 }
 """In the order of the paper, then what is beyond it; the file or folder that has it."""
 

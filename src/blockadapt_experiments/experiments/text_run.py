@@ -1,4 +1,4 @@
-"""Says what the runs of `gpt-char` and `lm-lstm` share: a model of a text, the steps that it takes, and its state."""
+"""Says what runs of `gpt-char`, `gpt-words` and `lm-lstm` share: a model of a text, its steps, and its state."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_at_laptop_scale_seeds_are_many_and_grids_fine(name: str) -> None:
         assert not {*settings.seeds} & {*settings.tune.seeds}
 
 
-@pytest.mark.parametrize("name", ["cifar10-cnn", "gpt-char"])
+@pytest.mark.parametrize("name", ["cifar10-cnn", "gpt-char", "gpt-words"])
 def test_beyond_the_paper_that_is_so_at_full_scale_too(name: str) -> None:
     settings = load(get_experiment(name), "paper")
     assert spacing(settings.tune) <= 3

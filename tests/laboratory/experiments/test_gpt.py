@@ -1,4 +1,4 @@
-"""The GPT on characters: steps as documented, continued to the same bits, the test text left alone, our claims."""
+"""The GPT on characters or words: steps as documented, continued to the same bits, the test text left alone, claims."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from support.laboratory import stopped_and_gone_on
 from support.run_records import write_experiment, write_run
 from support.texts import write_text
 
-GPT = get_experiment("gpt-char")
+GPT, WORDS = get_experiment("gpt-char"), get_experiment("gpt-words")
 ARMS = ["adamw", "muon", "soap", "block-adamw"]
 TINY = ("steps=8", "every=3", "batch=3", "context=6", "width=8", "layers=1", "heads=2", "evaluation_characters=30")
+TINY_WORDS = (*TINY[:-1], "evaluation_words=12", "vocabulary=5", "train_words=40")
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +77,41 @@ def test_a_text_shorter_than_a_window_is_refused(data_dir: Path) -> None:
     ):
         make(data_dir, "adamw", "context=30")
     make(data_dir, "adamw", "context=29")
+
+
+# Words ----------------------------------------------------------------------------------------------------------------
+
+
+def test_most_parameters_of_the_laptop_scale_on_words_are_in_the_vocabulary() -> None:
+    model = WORDS.model(load(WORDS, "laptop"))
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    assert sum(sizes.values()) == pytest.approx(2.1e6, rel=0.05)
+    assert (sizes["tokens.weight"] + sizes["output.weight"]) / sum(sizes.values()) > 0.6
+
+
+@pytest.mark.parametrize("arm", ["adamw", "block-adamw", "diagonal"])
+def test_a_run_on_words_reads_as_much_of_them_as_its_settings_say(data_dir: Path, arm: str) -> None:
+    task = make_task(load(WORDS, "smoke", TINY_WORDS), RunKey(arm, "", 0), 1e-3, data_dir, tuning=False)
+    assert len(task.corpus.vocabulary) == task.model.tokens.num_embeddings == 5
+    assert [len(task.corpus.train), *map(len, task.corpus.held_out.values())] == [40, 12, 12]
+    rows = [row for _ in range(task.legs) for row in task.advance()]
+    assert [row["step"] for row in rows] == [3, 6, 8]
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    assert task.numbers()["train_words"] == 40
+
+
+def test_the_diagonal_arm_has_adams_rule_in_the_vocabulary_and_blocks_elsewhere(data_dir: Path) -> None:
+    task = make_task(load(WORDS, "smoke", TINY_WORDS), RunKey("diagonal", "", 0), 1e-3, data_dir, tuning=False)
+    names = {parameter: name for name, parameter in task.model.named_parameters()}
+    found = {names[p]: group["grouping"] for group in task.optimizer.param_groups for p in group["params"]}
+    assert found["tokens.weight"] == found["output.weight"] == "diagonal"
+    assert found["layers.0.wide.weight"] == "auto"
+
+
+@pytest.mark.parametrize("change", ["vocabulary=1", "train_words=0", "evaluation_words=0"])
+def test_settings_of_words_that_cannot_be_are_refused(change: str) -> None:
+    with pytest.raises(ValueError, match=f"^settings: `{change.partition('=')[0]}` must be"):
+        load(WORDS, "smoke", (*TINY_WORDS, change))
 
 
 # Steps ----------------------------------------------------------------------------------------------------------------

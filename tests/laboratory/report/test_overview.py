@@ -130,6 +130,7 @@ MEASURES = {
     "tcvae": ("mig", "high"),
     "cifar10-cnn": ("test_error", "low"),
     "gpt-char": ("test_loss", "low"),
+    "gpt-words": ("test_loss", "low"),
 }
 
 
