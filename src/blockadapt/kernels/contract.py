@@ -253,14 +253,3 @@ class Kernel(ABC):
         Returns:
             Λ [num_blocks, n], in no order, and U [num_blocks, n, n].
         """
-
-
-def alike(segments: Iterable[Segment]) -> list[list[Segment]]:
-    """Sort segments that keep the same state and do the same thing: almost always one list. Empty ones are left out."""
-    together: dict[tuple[object, ...], list[Segment]] = {}
-    for segment in segments:
-        if not segment.place.num_blocks:
-            continue
-        measured = segment.tally and (segment.tally, segment.coefficients.first.correction)
-        together.setdefault((segment.place.keeps, segment.refresh, measured), []).append(segment)
-    return list(together.values())

@@ -6,13 +6,13 @@ which Python's collector visits. So a segment is made only for whoever asks for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from blockadapt.kernels.contract import Coefficients, Place, Segment, Tally, alike
+from blockadapt.kernels.contract import Coefficients, Place, Segment, Tally
 
 
 class Recipe(NamedTuple):
@@ -21,6 +21,11 @@ class Recipe(NamedTuple):
     refresh: bool
     coefficients: Coefficients
     tally: Tally | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """Tell what it does: segments of places that keep the same state are alike if it is the same thing."""
+        return self.refresh, self.tally and (self.tally, self.coefficients.first.correction)
 
 
 class Places(list[Place]):
@@ -63,13 +68,18 @@ class Segments(Sequence[Segment]):
 
     @property
     def are_alike(self) -> bool:
-        """Say whether all of them keep the same state and do the same thing: see `contract.alike`."""
+        """Say whether all of them keep the same state and do the same thing, and none is empty."""
         recipes = {id(recipe): recipe for recipe in self.recipes}.values()
-        measured = {recipe.tally and (recipe.tally, recipe.coefficients.first.correction) for recipe in recipes}
-        return self.places.are_alike and len({recipe.refresh for recipe in recipes}) == len(measured) == 1
+        return self.places.are_alike and len({recipe.key for recipe in recipes}) == 1
 
 
 def columns(segments: Sequence[Segment]) -> list[Segments]:
-    """Sort segments as `contract.alike` does; those that are all alike stay as they are."""
-    together = Segments.of(segments)
-    return [together] if together.are_alike else [*map(Segments.of, alike(together))]
+    """Sort segments that keep the same state and do the same thing: almost always one list. Empty ones are left out."""
+    all_of_them = Segments.of(segments)
+    if all_of_them.are_alike:
+        return [all_of_them]
+    alike: dict[Hashable, list[Segment]] = {}
+    for segment in all_of_them:
+        if segment.place.num_blocks:
+            alike.setdefault((segment.place.keeps, Recipe(*segment[2:]).key), []).append(segment)
+    return [*map(Segments.of, alike.values())]
