@@ -222,14 +222,14 @@ class InverseRoot(SpectralFunction):
 INVERSE_ROOT = InverseRoot()
 
 
-def effective(eigenvalues: Tensor, spectrum: Spectrum, function: SpectralFunction = INVERSE_ROOT) -> Tensor:
-    """Give s(λ) for eigenvalues [num_blocks, n]; the terms of `spectrum` are columns [num_blocks, 1] or numbers."""
-    terms: Any = spectrum
-    return unclipped(eigenvalues, spectrum, function).clamp(terms.lower, terms.upper)
-
-
-def unclipped(eigenvalues: Tensor, spectrum: Spectrum, function: SpectralFunction = INVERSE_ROOT) -> Tensor:
-    """Give f(λ̂), which is s(λ) before it is clipped; see `effective`."""
+def unclipped(eigenvalues: Tensor, spectrum: Spectrum, function: SpectralFunction) -> Tensor:
+    """Compute f(λ̂) for eigenvalues [num_blocks, n]; the terms of `spectrum` are columns [num_blocks, 1] or numbers."""
     terms: Any = spectrum
     floor = terms.resolution * eigenvalues.amax(dim=-1, keepdim=True).clamp(min=0)
     return function.torch(torch.maximum(eigenvalues, floor) / terms.correction, terms.lr, terms.damping)
+
+
+def clipped(f: Tensor, spectrum: Spectrum) -> Tensor:
+    """Compute s(λ) = clip(f(λ̂), λₗ, λᵤ) from what is `unclipped`."""
+    terms: Any = spectrum
+    return f.clamp(terms.lower, terms.upper)

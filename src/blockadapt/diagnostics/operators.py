@@ -15,7 +15,7 @@ from blockadapt.optimizers import BlockOptimizer
 from blockadapt.optimizers.storage import WIDTHS, state_rows, steps_taken
 from blockadapt.optimizers.unit import Unit
 from blockadapt.partition import IndexGroups
-from blockadapt.spectrum import SpectralFunction, Spectrum, effective, unclipped
+from blockadapt.spectrum import SpectralFunction, Spectrum, clipped, unclipped
 from blockadapt.validation import Described, require
 
 BlockState = Mapping[str, Tensor]
@@ -145,7 +145,8 @@ def applied(
     if "largest" in rows:  # AMSGrad: Σ̂ ascending, dealt out in the order of Λ; what a short run lacks is its zeros
         largest = rows["largest"].double()[:, -eigenvalues.shape[1] :]
         eigenvalues = torch.empty_like(largest).scatter_(1, eigenvalues.argsort(dim=1), largest)
-    s, f = (of(eigenvalues, spectrum, function) for of in (effective, unclipped))
+    f = unclipped(eigenvalues, spectrum, function)
+    s = clipped(f, spectrum)
     if basis is not None and eigenvalues.shape[1] > k:  # leave out the eigenvectors that lie where the run has ended
         inside = basis.square().sum(1).argsort(dim=1, descending=True)[:, :k]
         basis = basis.gather(2, inside.unsqueeze(1).expand(-1, k, -1))

@@ -16,7 +16,7 @@ from blockadapt.kernels.layout import by_block, write_by_block_
 from blockadapt.kernels.reflections import reflections_length, reflections_of, turned
 from blockadapt.kernels.transfer import term_table
 from blockadapt.moments import unpack, updated_second_moment
-from blockadapt.spectrum import unclipped
+from blockadapt.spectrum import clipped, unclipped
 from blockadapt.validation import has_numbers
 
 
@@ -52,7 +52,7 @@ class EighKernel(Kernel):
                 adapted[i], largest[i] = _amsgrad(adapted[i], place.largest.reshape(-1, n))
 
         f = unclipped(torch.cat(adapted), spectrum, batch.function)
-        s = f.clamp(spectrum.lower, spectrum.upper)
+        s = clipped(f, spectrum)
         y = m if basis is None else basis.turn(m)
         direction = s * y if basis is None else basis.turn(s * y, back=True)
         measured = any(segment.tally is not None for segment in segments)
