@@ -61,20 +61,16 @@ def packed_length(n: int) -> int:
     return n * (n + 1) // 2
 
 
-def _triangle(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.tril_indices(n, n, device=device)
-    return rows, columns
-
-
 def updated_second_moment(packed: Tensor, g: Tensor, decay: Tensor, weight: Tensor) -> Tensor:
     """Compute d V + w g gᵀ for packed V [num_blocks, n(n+1)/2] and g [num_blocks, n]; d and w are [num_blocks, 1]."""
-    rows, columns = _triangle(g.shape[1], g.device)
+    n = g.shape[1]
+    rows, columns = torch.tril_indices(n, n, device=g.device)
     return decay * packed + (weight * g)[:, rows] * g[:, columns]
 
 
 def unpack(packed: Tensor, n: int) -> Tensor:
     """Make symmetric matrices [num_blocks, n, n] from packed ones [num_blocks, n(n+1)/2]."""
-    rows, columns = _triangle(n, packed.device)
+    rows, columns = torch.tril_indices(n, n, device=packed.device)
     dense = packed.new_empty(packed.shape[0], n, n)
     dense[:, rows, columns] = packed
     dense[:, columns, rows] = packed

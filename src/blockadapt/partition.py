@@ -26,7 +26,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from blockadapt.moments import packed_length, statistics_dtype
-from blockadapt.validation import Described, require, require_choice, require_integer
+from blockadapt.validation import Described, refusal, require, require_choice, require_integer
 
 MAX_BLOCK = 4096
 """No block is larger: its V alone takes 32 MiB in float32, and LAPACK some ten seconds."""
@@ -99,19 +99,23 @@ class IndexGroups:
 
     @unset_fake_temporarily()
     def require_cover(self, owner: str, total: int) -> None:
-        """Raise ValueError unless the blocks name each of `total` coordinates exactly once."""
+        """Check that the blocks name each of `total` coordinates exactly once.
+
+        Raises:
+            ValueError: They do not.
+        """
         seen = torch.zeros(total, dtype=torch.int64, device="cpu")
         for table in self.tables.values():
             outside = table[table >= total]
             if outside.numel():
                 rule = f"blocks within the group's {total} coordinates"
-                require(False, owner, "grouping", rule, Described(f"coordinate {int(outside[0])}"))
+                raise ValueError(refusal(owner, "grouping", rule, Described(f"coordinate {int(outside[0])}")))
             seen += torch.bincount(table.flatten(), minlength=total)
         rule = f"blocks that hold each of the group's {total} coordinates once"
         for wrong, how in ((seen > 1, "more than once"), (seen == 0, "in none")):
             if wrong.any():
                 value = Described(f"coordinate {int(wrong.nonzero()[0])} {how}")
-                require(False, owner, "grouping", rule, value)
+                raise ValueError(refusal(owner, "grouping", rule, value))
 
 
 def _integers(group: Any) -> list[int] | None:
@@ -346,7 +350,5 @@ def _require_affordable(owner: str, what: str, n: int, params: Sequence[Tensor])
     if n > MAX_BLOCK:
         gigabytes = statistics_dtype(params[0]).itemsize * packed_length(n) / 1e9
         rule = f"a grouping into blocks of at most {MAX_BLOCK} coordinates"
-        raise ValueError(
-            f"{owner}: `grouping` must be {rule}, got {what} with a block of {n}, "
-            f"whose second moment alone needs {gigabytes:.3g} GB."
-        )
+        value = f"{what} with a block of {n}, whose second moment alone needs {gigabytes:.3g} GB"
+        raise ValueError(refusal(owner, "grouping", rule, Described(value)))

@@ -15,7 +15,7 @@ from blockadapt.kernels.contract import Batch, Place
 from blockadapt.kernels.layout import MAX_TILED
 from blockadapt.kernels.reflections import eigenvalues_length, reflections_length
 from blockadapt.moments import packed_length
-from blockadapt.validation import Described, lies_in_memory, require
+from blockadapt.validation import Described, lies_in_memory, refusal, require
 
 
 def check_place(owner: str, place: Place, batch: Batch) -> None:
@@ -138,7 +138,7 @@ def require_plain(owner: str, name: str, tensor: Tensor, batch: Batch) -> None:
         sign = ", negative bit" if tensor.is_neg() else ""
         what = Described(f"{type(tensor).__name__} ({tensor.layout}, {tensor.device}{sign})")
         where = "CPU tensor" if batch.device.type == "cpu" else f"tensor on {batch.device}"
-        require(False, owner, name, f"a plain strided {where}", what)
+        raise ValueError(refusal(owner, name, f"a plain strided {where}", what))
     require(tensor.dtype == batch.dtype, owner, name, f"of dtype {batch.dtype}", tensor.dtype)
 
 

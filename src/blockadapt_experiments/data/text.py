@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blockadapt.validation import Described, require, require_integer
+from blockadapt.validation import Described, refusal, require, require_integer
 from blockadapt_experiments.data.fingerprints import fingerprint, note
 from blockadapt_experiments.data.missing import MissingData
 
@@ -54,7 +54,8 @@ def find_text(data_dir: Path | None) -> TextFiles:
     assert folder is not None
     if folder != data_dir and len(found) > 1:
         several = Described(", ".join(path.name for path in found))
-        require(False, "data", "data-dir", "a folder with one text, or with one folder that has one", several)
+        rule = "a folder with one text, or with one folder that has one"
+        raise ValueError(refusal("data", "data-dir", rule, several))
     for part, paths in zip(PARTS, found[folder], strict=True):
         names = Described(", ".join(path.name for path in paths))
         require(len(paths) == 1, "data", "data-dir", f"a folder with exactly one *.{part}.txt", names)

@@ -323,7 +323,7 @@ def apply_basis_(n, a, h, y, log, sweeps, is_reversed, LANES: tl.constexpr):
 
 
 @triton.jit
-def factor_column_(n, j, u, basis_at, by, there, LANES: tl.constexpr, REAL: tl.constexpr):
+def factor_column_(n, j, u, basis_at, by, there, LANES: tl.constexpr):
     """Take column j of U, n rows at u, through the reflections before it, and make the next one; all at `basis_at`.
 
     See `kernels.reflections`. Lanes that are not `there` are not touched.

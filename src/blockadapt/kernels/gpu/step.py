@@ -276,7 +276,7 @@ def keep_basis_(
         for i in range(n):
             tl.store(u + i * LANES, tl.where(number + i == j, zero + 1, zero))
         solver.apply_basis_(n, a, h, u, log, sweeps, is_reversed, LANES)
-        solver.factor_column_(n, j, u, basis_at, by, there, LANES, REAL)
+        solver.factor_column_(n, j, u, basis_at, by, there, LANES)
 
 
 @triton.jit
@@ -470,7 +470,7 @@ def jacobi(A, index, i, j, n, N: tl.constexpr):
 
 
 @triton.jit
-def keep_factored_(U, index, i, j, n, basis_at, by, REAL: tl.constexpr):
+def keep_factored_(U, index, j, n, basis_at, by, REAL: tl.constexpr):
     """Write U as reflections: each column in turn is taken to ±e_k, see `kernels.reflections`."""
     for k in range(n - 1):
         column = tl.where((index >= k) & (index < n), tl.sum(tl.where(j == k, U, 0.0), 1), 0.0)
@@ -526,4 +526,4 @@ def redo(
         tl.store(x_at, x - tl.sum(U * (s * y)[None, :], 1).to(REAL), mask=exists)
         if HAS_BASIS:
             basis_at, by = in_tile(row, BASIS, n * (n - 1) // 2, block, REAL)
-            keep_factored_(U, index, i, j, n, basis_at, by, REAL)
+            keep_factored_(U, index, j, n, basis_at, by, REAL)
