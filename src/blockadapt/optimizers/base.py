@@ -249,7 +249,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         return max(int(group["skipped_steps"]) for group in self.param_groups)
 
     def _are_small(self, grads: Sequence[Tensor]) -> bool:
-        """Whether these gradients of all parameters are so small that no closer look is needed."""
+        """Tell whether these gradients of all parameters are so small that no closer look is needed."""
         rest = iter(grads)
         looked_at = []
         for group in self.param_groups:

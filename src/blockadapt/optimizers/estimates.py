@@ -49,7 +49,7 @@ class Estimates:
         """Give the tally in which this unit's blocks count in this step; None if nobody measures them."""
         if not self._measures(unit.group) or not has_numbers(unit.local(unit.owner)):
             return None
-        key = unit.index, None if unit.share is None else unit.share.processes
+        key = unit.index, unit.processes
         if key not in self._counted:
             tally = self._tallies.get(key)
             if tally is None:

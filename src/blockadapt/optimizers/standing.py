@@ -34,7 +34,7 @@ class Kind(NamedTuple):
         dtype: That of its statistics.
         n: Its largest block.
         kept: The names of what it keeps.
-        processes: See `Share`; None where nobody else has rows of it. They decide in which tally it counts.
+        processes: See `Unit`. They decide in which tally it counts.
     """
 
     group: int
@@ -197,8 +197,7 @@ def _is_closed(unit: Unit) -> bool:
 def _kind(unit: Unit) -> tuple[Any, ...]:
     """Tell a unit's `Kind`, without the step."""
     kept = unit.known.kept if unit.known is not None else ()
-    processes = None if unit.share is None else unit.share.processes
-    return unit.index, statistics_dtype(unit.owner), max(unit.cut.sizes, default=1), tuple(kept), processes
+    return unit.index, statistics_dtype(unit.owner), max(unit.cut.sizes, default=1), tuple(kept), unit.processes
 
 
 def _by_batch(units: Sequence[Unit]) -> list[tuple[Batch, Places, Callable[[Sequence[Any]], Sequence[Any]]]]:

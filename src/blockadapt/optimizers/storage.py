@@ -62,6 +62,12 @@ def _part_shapes(name: str, cut: Cut, tiled: bool) -> list[Shape]:
     return [(math.prod(shape),) for shape in shapes] if tiled and name in _TILED else shapes  # type: ignore[return-value]
 
 
+def _end_to_end(state: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """View parts of these shapes that lie end to end in a tensor."""
+    flat = state.view(-1).split([math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
+
+
 def state_shape(name: str, cut: Cut, tiled: bool = True) -> Shape:
     """Give the shape of a state tensor for all blocks of a cut: in memory, or, if not `tiled`, by block."""
     shapes = _part_shapes(name, cut, tiled)
@@ -172,9 +178,7 @@ def state_parts(name: str, cut: Cut, state: Tensor) -> list[Tensor]:
     """View a state tensor as a `Place` wants it, once for each part of the cut."""
     if isinstance(cut, Partition) and name not in _TILED:
         return cut.state_views(state)
-    shapes = _part_shapes(name, cut, tiled=True)
-    pieces = state.view(-1).split([math.prod(shape) for shape in shapes])
-    parts = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    parts = _end_to_end(state, _part_shapes(name, cut, tiled=True))
     return parts if name in _TILED else [part.unsqueeze(1) for part in parts]
 
 
@@ -215,9 +219,7 @@ def from_blocks(name: str, cut: Cut, saved: Tensor) -> Tensor:
     tiles = saved.new_zeros(state_shape(name, cut))
     rows: Sequence[Tensor]
     if len(cut.sizes) != 1:
-        shapes = _part_shapes(name, cut, tiled=False)
-        pieces = saved.view(-1).split([math.prod(shape) for shape in shapes])
-        rows = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        rows = _end_to_end(saved, _part_shapes(name, cut, tiled=False))
     else:
         rows = [view.flatten(0, -2) for view in _block_views(cut, saved)]
     for part, row, (n, _) in zip(state_parts(name, cut, tiles), rows, cut.parts, strict=True):

@@ -175,6 +175,11 @@ class Unit:
         """Return its blocks, wherever they lie."""
         return (isinstance(self.cut, Partition) and self.cut.whole) or self.cut
 
+    @property
+    def processes(self) -> Any:
+        """Give the process group whose processes hold other rows of it; None if all rows lie here."""
+        return None if self.share is None else self.share.processes
+
     def local(self, param: Tensor) -> Tensor:
         """Return what of a parameter is moved here, as a plain tensor."""
         return param if self.share is None else self.share.local(param)
@@ -207,7 +212,7 @@ class Unit:
 
 
 def is_same_memory(now: Tensor, kept: Tensor) -> bool:
-    """Whether both are the same memory, read alike: `kept` holds it, so that nothing else lies there.
+    """Tell whether both are the same memory, read alike: `kept` holds it, so that nothing else lies there.
 
     FSDP2 makes the tensor of what is local anew in each step, and lets the numbers lie.
     """
@@ -328,7 +333,7 @@ class _Group(NamedTuple):
     units: Sequence[Unit] = ()
 
     def holds(self, group: Group) -> bool:
-        """Whether nothing has changed since of its options, nor of what decides how it is cut."""
+        """Tell whether nothing has changed since of its options, nor of what decides how it is cut."""
         return self.options is not None and self.options.hold(group) and self.is_cut(group)
 
     def is_cut(self, group: Group) -> bool:

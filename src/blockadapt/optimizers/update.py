@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,36 +106,24 @@ class Update:
         staged = [self.stage(param, grad, dtype) for param, grad in zip(params, grads, strict=True)]
         self.moved += [param for param in unit.params if param.grad is not None]
         x, g = (torch.cat([pair[i].flatten() for pair in staged]) for i in (0, 1))
-        still = torch.cat(
-            [torch.full((x.numel(),), g is None, device=device) for x, g in zip(params, grads, strict=True)]
-        )
+        still = [torch.full((x.numel(),), g is None, device=device) for x, g in zip(params, grads, strict=True)]
         descent = coefficients.descent
         if descent.coupled:
-            g += torch.where(still, 0, descent.sign * descent.coupled * x)
+            g += torch.where(torch.cat(still), 0, descent.sign * descent.coupled * x)
             coefficients = coefficients._replace(descent=descent._replace(coupled=0.0))
         averages = [state["exp_avg"].view(-1) for state in states if "exp_avg" in state]
         m = torch.cat(averages) if averages else None
-        moved: list[tuple[Tensor, Tensor, Tensor | None]] = []
         if unit.tables is None:
             unit.tables = [_on_device_of(unit.owner, table).unsqueeze(1) for table in groups.tables.values()]
+        places = []
         for n, index, kept in zip(groups.sizes, unit.tables, part_states(groups, states[0]), strict=True):
             place = Place(n, x[index], m[index] if m is not None else None, **kept, function=self.function)
             self.add(Segment(place, g[index], refresh, coefficients, tally))
-            moved.append((index, place.x, place.m))
-
-        def scatter() -> None:
-            for index, x_rows, m_rows in moved:
-                x[index] = x_rows
-                if m is not None and m_rows is not None:
-                    m[index] = m_rows
-            lengths = [p.numel() for p in params]
-            for (staged_x, _), new in zip(staged, x.split(lengths), strict=True):
-                staged_x.view(-1).copy_(new)
-            if m is not None:
-                for average, new in zip(averages, m.split(lengths), strict=True):
-                    average.copy_(new)
-
-        self.finish.insert(0, scatter)  # before the staged parameters are written back
+            places.append(place)
+        back = [partial(_scatter_, [place.x for place in places], unit.tables, x, [pair[0] for pair in staged])]
+        if m is not None:
+            back.append(partial(_scatter_, [p.m for p in places if p.m is not None], unit.tables, m, averages))
+        self.finish[:0] = back  # before the staged parameters are written back
 
     def add_scaled(self, unit: Unit, owner: Tensor, state: State, coefficients: Coefficients) -> None:
         """Add a parameter whose spectrum is one number: x ← shrink · x − α* m, with no linear algebra.
@@ -189,6 +178,14 @@ def _on_device_of(param: Any, table: Tensor) -> Tensor:
     """Return a table on its way to the device of a parameter; a FakeTensor where that is one."""
     fake: Any = getattr(param, "fake_mode", None)
     return sent(table if fake is None else fake.from_tensor(table), param.device)
+
+
+def _scatter_(rows: Sequence[Tensor], tables: Sequence[Tensor], flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Put gathered rows back to the coordinates that their tables name: into `flat`, and all of that into tensors."""
+    for index, some in zip(tables, rows, strict=True):
+        flat[index] = some
+    for tensor, new in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.view(-1).copy_(new)
 
 
 def _readable(grad: Tensor | None) -> Tensor:
