@@ -84,6 +84,7 @@ MODULES: dict[str, list[str]] = {
     "optimizers.gradients": [f"{OPTIMIZERS}/test_nonfinite.py", *CHANGES],
     "optimizers.options": [f"{LIBRARY}/test_validation.py", f"{OPTIMIZERS}/test_contract.py", *CHANGES],
     "optimizers.standing": CHANGES,
+    "optimizers.whereabouts": CHANGES,
     "optimizers.peak": ESTIMATES,
     "optimizers.estimates": ESTIMATES,
     "optimizers.traced": [f"{OPTIMIZERS}/test_traced.py"],

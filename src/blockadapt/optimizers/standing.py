@@ -6,7 +6,7 @@ asked here in a few passes over flat lists, each of which runs in C.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, eq, itemgetter
 from typing import Any, NamedTuple
@@ -19,10 +19,11 @@ from blockadapt.kernels import Batch, Place
 from blockadapt.kernels.segments import Places, Recipe, Segments
 from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.storage import LAST_STEP, State
-from blockadapt.optimizers.unit import Unit, is_same_memory
+from blockadapt.optimizers.unit import Unit
 from blockadapt.optimizers.update import Update
+from blockadapt.optimizers.whereabouts import Whereabouts, is_same_memory, shared
 
-_grad, _dtype, _form = attrgetter("grad"), attrgetter("dtype"), attrgetter("dtype", "layout", "device")
+_grad, _form = attrgetter("grad"), attrgetter("dtype", "layout", "device")
 
 
 class Kind(NamedTuple):
@@ -137,48 +138,6 @@ class Standing:
             update.scale(recipe.coefficients, [self._xs[i] for i in some], [grads[i] for i in some], ms)
         update.counted.append((self._counters, [taken + 1 for taken in steps]))
         update.moved += self._uncounted  # torch counts the versions of what it moves itself
-
-
-class Whereabouts:
-    """Notes where tensors lie and how they are to be read: addresses, dtypes, strides, counts, and no sign that waits.
-
-    Together these tell of another shape too, for what is contiguous, as state is. Parameters' shapes are asked for
-    where their cut is (`Units`). A count is read in a third of the time.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        portions = [tensors[i : i + _PORTION] for i in range(0, len(tensors), _PORTION)]
-        self._portions = [
-            (
-                some,
-                [*map(Tensor.data_ptr, some)],
-                [*map(_dtype, some)],
-                shared(map(Tensor.stride, some)),
-                [*map(Tensor.numel, some)],
-            )
-            for some in portions
-        ]
-
-    def holds(self) -> bool:
-        """Say whether nothing of it has changed."""
-        for some, addresses, dtypes, strides, counts in self._portions:
-            if [*map(Tensor.data_ptr, some)] != addresses or [*map(_dtype, some)] != dtypes:
-                return False
-            if [*map(Tensor.stride, some)] != strides or [*map(Tensor.numel, some)] != counts:
-                return False
-            if any(map(Tensor.is_neg, some)):
-                return False
-        return True
-
-
-_PORTION = 128
-"""So many tensors stay in the processor's cache from one pass over them to the next."""
-
-
-def shared(values: Iterable[Any]) -> list[Any]:
-    """Make equal values one object: they are compared at every step, and there may be few of them."""
-    known: dict[Any, Any] = {}
-    return [known.setdefault(value, value) for value in values]
 
 
 def _stands(unit: Unit) -> bool:

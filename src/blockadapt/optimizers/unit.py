@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from operator import eq, itemgetter
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from blockadapt.kernels import Place
+from blockadapt.optimizers.whereabouts import Whereabouts, is_same_memory
 from blockadapt.partition import Cut, IndexGroups, Partition, index_groups, partition, resolve, spans
 from blockadapt.spectrum import SpectrumClip
 from blockadapt.terms import Term
@@ -25,46 +25,33 @@ COUNTS = ("step", "cut")
 
 
 class Known(NamedTuple):
-    """Holds what a step has found in order, in flat tuples, for every step asks whether it still is.
+    """Holds what a step has found in order, for every step asks whether it still is.
 
     Attributes:
         kept: The names of what a step needs to find there.
         capturable: Whether the steps are counted where the parameter lies.
         entries: Names and tensors of the state of each parameter.
-        tensors: The parameters and what else a step writes, with where each lies and how it is to be read:
-        addresses, dtypes, shapes, strides: these four.
+        moved: What of its parameters is moved here.
+        whereabouts: Of that, and of what else a step writes.
     """
 
     kept: Sequence[str]
     capturable: bool
     entries: Sequence[Mapping[str, Tensor]]
-    tensors: tuple[Tensor, ...]
-    addresses: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    strides: tuple[tuple[int, ...], ...]
+    moved: Sequence[Tensor]
+    whereabouts: Whereabouts
 
     @classmethod
     def of(
         cls,
         kept: Sequence[str],
         capturable: bool,
-        params: Sequence[Tensor],
+        moved: Sequence[Tensor],
         states: Sequence[Mapping[str, Tensor]],
     ) -> Known:
         """Note all of it as it is now."""
         written = [t for state in states for name, t in state.items() if name != "cut"]
-        tensors = (*params, *written)
-        return cls(
-            kept,
-            capturable,
-            [dict(state) for state in states],
-            tensors,
-            tuple(tensor.data_ptr() for tensor in tensors),
-            tuple(tensor.dtype for tensor in tensors),
-            tuple(tuple(tensor.shape) for tensor in tensors),
-            tuple(tensor.stride() for tensor in tensors),
-        )
+        return cls(kept, capturable, [dict(state) for state in states], moved, Whereabouts([*moved, *written]))
 
     def holds(self, kept: Sequence[str], capturable: bool, states: Sequence[Mapping[str, Any]]) -> bool:
         """Tell whether nothing of it has changed."""
@@ -76,12 +63,7 @@ class Known(NamedTuple):
             for name, tensor in entries.items():
                 if state.get(name) is not tensor:
                     return False
-        for tensor, address, dtype, shape, stride in zip(*self[3:], strict=True):
-            if tensor.data_ptr() != address or tensor.dtype is not dtype or tensor.is_neg():
-                return False
-            if tensor.shape != shape or tensor.stride() != stride:
-                return False
-        return True
+        return self.whereabouts.holds()
 
 
 class Share(Protocol):
@@ -204,23 +186,11 @@ class Unit:
             return False
         if self.share is None:
             return True
-        return all(map(is_same_memory, map(self.local, self.params), self.known.tensors))
+        return all(map(is_same_memory, map(self.local, self.params), self.known.moved))
 
     def forget(self) -> None:
         """Let go of the places, and look at everything again: views keep the memory of what was freed."""
         self.places = self.tables = self.known = None
-
-
-def is_same_memory(now: Tensor, kept: Tensor) -> bool:
-    """Tell whether both are the same memory, read alike: `kept` holds it, so that nothing else lies there.
-
-    FSDP2 makes the tensor of what is local anew in each step, and lets the numbers lie.
-    """
-    if now is kept:
-        return True
-    if now.data_ptr() != kept.data_ptr() or now.dtype is not kept.dtype or now.is_neg():
-        return False
-    return now.shape == kept.shape and now.stride() == kept.stride()
 
 
 def units_of(group: Group, index: int) -> Iterator[Unit]:
