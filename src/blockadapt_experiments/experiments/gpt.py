@@ -12,7 +12,7 @@ Any text will do, see `data/text.py`; the records name it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -79,17 +79,13 @@ class GptSettings(Settings, SweepSettings):
         require(self.width % self.heads == 0, "settings", "width", f"a multiple of `heads`, {self.heads}", self.width)
         require(self.schedule.kind != "dev", "settings", "schedule.kind", "one that counts steps", self.schedule.kind)
         require_number("settings", "clip_norm", self.clip_norm, above=0)
+        for name in (f"train_{self.tokens}", f"evaluation_{self.tokens}"):
+            if getattr(self, name) is not None:
+                require_integer("settings", name, getattr(self, name), least=1)
 
     def read(self, files: TextFiles, *, test: bool) -> Corpus:
         """Read the text as these settings say."""
         raise NotImplementedError
-
-
-def _require_parts(settings: GptSettings) -> None:
-    """Require that the amounts of text are None or at least 1."""
-    for name in (f"train_{settings.tokens}", f"evaluation_{settings.tokens}"):
-        if getattr(settings, name) is not None:
-            require_integer("settings", name, getattr(settings, name), least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +102,6 @@ class CharacterSettings(GptSettings):
 
     experiment = "gpt-char"
     tokens = "characters"
-
-    def __post_init__(self) -> None:
-        GptSettings.__post_init__(self)
-        _require_parts(self)
 
     def read(self, files: TextFiles, *, test: bool) -> Corpus:
         """Read the text by characters."""
@@ -136,7 +128,6 @@ class WordSettings(GptSettings):
     def __post_init__(self) -> None:
         GptSettings.__post_init__(self)
         require_integer("settings", "vocabulary", self.vocabulary, least=2)
-        _require_parts(self)
 
     def read(self, files: TextFiles, *, test: bool) -> Corpus:
         """Read the text by words."""
@@ -244,33 +235,31 @@ def metrics_of(token: str) -> tuple[Metric, ...]:
     )
 
 
+def _experiment(config: type[GptSettings], title: str, token: str, vocabulary: Callable[[Any], int]) -> Experiment[Any]:
+    return Experiment(
+        name=config.experiment,
+        title=title,
+        section=NOT_IN_PAPER,
+        config=config,
+        axis="step",
+        metrics=metrics_of(token),
+        variants=lambda settings: settings.variants,
+        task=make_task,
+        model=lambda settings: make_model(settings, vocabulary(settings)),
+        claims=CLAIMS,
+        objective="valid_loss",
+        measure="test_loss",
+    )
+
+
 EXPERIMENTS = (
-    Experiment(
-        name="gpt-char",
-        title="A small GPT on characters: what people use",
-        section=NOT_IN_PAPER,
-        config=CharacterSettings,
-        axis="step",
-        metrics=metrics_of("character"),
-        variants=lambda settings: settings.variants,
-        task=make_task,
-        model=lambda settings: make_model(settings, PLANNED_CHARACTERS),
-        claims=CLAIMS,
-        objective="valid_loss",
-        measure="test_loss",
+    _experiment(
+        CharacterSettings, "A small GPT on characters: what people use", "character", lambda _: PLANNED_CHARACTERS
     ),
-    Experiment(
-        name="gpt-words",
-        title="A small GPT on words: what blocks in the embedding do",
-        section=NOT_IN_PAPER,
-        config=WordSettings,
-        axis="step",
-        metrics=metrics_of("word"),
-        variants=lambda settings: settings.variants,
-        task=make_task,
-        model=lambda settings: make_model(settings, settings.vocabulary),
-        claims=CLAIMS,
-        objective="valid_loss",
-        measure="test_loss",
+    _experiment(
+        WordSettings,
+        "A small GPT on words: what blocks in the embedding do",
+        "word",
+        lambda settings: settings.vocabulary,
     ),
 )

@@ -40,6 +40,8 @@ def _lines(content: Content) -> Iterator[str]:
         yield "\n## Other numbers\n"
         yield from _table(content, content.others, range(len(content.others.columns)))
     yield from _provenance(content)
+    yield from _tuned(content)
+    yield from _against_paper(content)
 
 
 def _results(content: Content) -> Iterator[str]:
@@ -123,14 +125,13 @@ def _compared(content: Content) -> Iterator[str]:
 
 
 def _provenance(content: Content) -> Iterator[str]:
-    """Write how to repeat it, and how it differs from the paper.
+    """Write how to repeat it.
 
     Yields:
         A line.
     """
-    summary = content.summary
-    yield f"\n## Repeat it\n\n```sh\n{summary.command}\n```"
-    yield f"\nSeeds: {', '.join(map(str, summary.seeds))}.\n"
+    yield f"\n## Repeat it\n\n```sh\n{content.summary.command}\n```"
+    yield f"\nSeeds: {', '.join(map(str, content.summary.seeds))}.\n"
     yield from (f"- {inline(key)}: {inline(value)}" for key, value in content.environment.items())
     if content.elsewhere:
         other = ", ".join(f"{inline(key)} {inline(value)}" for key, value in content.elsewhere.items())
@@ -138,26 +139,43 @@ def _provenance(content: Content) -> Iterator[str]:
     if content.notes:
         yield "\nOn the way:\n"
         yield from (f"- {inline(note)}" for note in content.notes)
-    if content.tuned:
-        yield "\n## Learning rates tried\n"
-        yield f"{inline(content.budget)} The seeds are not those of the results, and no test data was used.\n"
-        for picture in content.sensitivity:
-            yield f"![Objective against learning rate]({picture.name})\n"
-            yield "Rings: the learning rates chosen. Crosses: those with which a run diverged.\n"
-        rows = [
-            (
-                inline(line.label),
-                *([inline(line.variant)] if summary.variants != [""] else []),
-                inline(line.lr),
-                line.value,
-                line.trials,
-                "; ".join(f"{inline(lr)}: {value}" for lr, value in line.tried)
-                + f". {inline(line.warning)}".rstrip(". "),
-            )
-            for line in content.tuned
-        ]
-        variant = ["Variant"] if summary.variants != [""] else []
-        yield from grid(("Optimizer", *variant, "lr", "Objective there", "Trials", "All trials, lr: objective"), rows)
+
+
+def _tuned(content: Content) -> Iterator[str]:
+    """Write which learning rates were tried, and what came of each.
+
+    Yields:
+        A line.
+    """
+    if not content.tuned:
+        return
+    yield "\n## Learning rates tried\n"
+    yield f"{inline(content.budget)} The seeds are not those of the results, and no test data was used.\n"
+    for picture in content.sensitivity:
+        yield f"![Objective against learning rate]({picture.name})\n"
+        yield "Rings: the learning rates chosen. Crosses: those with which a run diverged.\n"
+    sweep = content.summary.variants != [""]
+    rows = [
+        (
+            inline(line.label),
+            *[inline(line.variant)] * sweep,
+            inline(line.lr),
+            line.value,
+            line.trials,
+            "; ".join(f"{inline(lr)}: {value}" for lr, value in line.tried) + f". {inline(line.warning)}".rstrip(". "),
+        )
+        for line in content.tuned
+    ]
+    heads = ("Optimizer", *["Variant"] * sweep, "lr", "Objective there", "Trials", "All trials, lr: objective")
+    yield from grid(heads, rows)
+
+
+def _against_paper(content: Content) -> Iterator[str]:
+    """Write in which settings it differs from the paper's scale.
+
+    Yields:
+        A line.
+    """
     yield "\n## Against the paper's scale\n"
     if content.differences is None:
         yield "The settings of the paper's scale are not known."

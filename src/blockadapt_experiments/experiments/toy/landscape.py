@@ -207,6 +207,10 @@ def _task(settings: LandscapeSettings, key: RunKey, lr: float, data: Path | None
     return LandscapeTask(settings, key)
 
 
+PLACES = {"truth": "at the true weights", "optimum": "at the least loss", "grid": "over the grid"}
+"""Where a landscape is measured, by the end of a number's name."""
+
+
 def _judge(summary: Summary, names: dict[str, str]) -> Verdict:
     """Judge whether each of these numbers is larger for pairs of the same layer."""
     parts, words = [], []
@@ -221,12 +225,7 @@ def _judge(summary: Summary, names: dict[str, str]) -> Verdict:
 
 def judge_coupling(summary: Summary) -> Verdict:
     """Judge whether two weights of the same layer interact more."""
-    places = {
-        "coupling_truth": "at the true weights",
-        "coupling_optimum": "at the least loss",
-        "coupling_grid": "over the grid",
-    }
-    held, words = _judge(summary, places)
+    held, words = _judge(summary, {f"coupling_{place}": where for place, where in PLACES.items()})
     medians = " and ".join(mean_words(numbers(summary, arm, "ratio_truth").values()) for arm in (SAME, DIFFERENT))
     return Verdict(
         held,
@@ -237,12 +236,7 @@ def judge_coupling(summary: Summary) -> Verdict:
 
 def judge_condition(summary: Summary) -> Verdict:
     """Judge whether two weights of the same layer are worse conditioned."""
-    places = {
-        "condition_truth": "at the true weights",
-        "condition_optimum": "at the least loss",
-        "condition_grid": "over the grid",
-    }
-    held, words = _judge(summary, places)
+    held, words = _judge(summary, {f"condition_{place}": where for place, where in PLACES.items()})
     return Verdict(held, f"log₁₀ of the condition number, same layer against different layers: {words}.")
 
 
