@@ -1,4 +1,4 @@
-"""A kept basis lies in memory in tiles.
+"""Lays a kept basis out in tiles, as kernels read it.
 
     by block   [num_blocks, width]      a block's numbers side by side: V, Σ̂
     by tile    [num_blocks · width]     tiles [width, TILE] one after another, the same number of TILE blocks side by

@@ -44,7 +44,7 @@ def check_place(owner: str, place: Place, batch: Batch) -> None:
         tensor: Tensor | None = getattr(place, name)
         if tensor is None:
             continue
-        require_plain(owner, name, tensor, batch)
+        _require_plain(owner, name, tensor, batch)
         require(tuple(tensor.shape) == shape, owner, name, f"of shape {shape}", tuple(tensor.shape))
         strides = tensor.stride()
         if name in ("second_moment", "largest"):
@@ -53,12 +53,12 @@ def check_place(owner: str, place: Place, batch: Batch) -> None:
         if name in ("basis", "eigenvalues"):
             require(tensor.is_contiguous(), owner, name, "contiguous", Described(f"strides {strides}"))
         require(not _may_overlap(tensor), owner, name, "without overlap", Described(f"strides {strides} of {shape}"))
-        require_within(owner, name, tensor, span_bytes(tensor))
+        _require_within(owner, name, tensor, _span_bytes(tensor))
 
 
 def reach_bytes(place: Place) -> int:
     """Count the bytes from a gradient's first element to the end of the place's part of it."""
-    return place.offset * place.x.itemsize + span_bytes(place.x)
+    return place.offset * place.x.itemsize + _span_bytes(place.x)
 
 
 class GradientAddresses:
@@ -99,8 +99,8 @@ class GradientAddresses:
 
     def _require_plain(self, grads: Sequence[Tensor]) -> None:
         for grad, reach in zip(grads, self._reaches, strict=True):
-            require_plain(self._owner, "grad", grad, self._batch)
-            require_within(self._owner, "grad", grad, reach)
+            _require_plain(self._owner, "grad", grad, self._batch)
+            _require_within(self._owner, "grad", grad, reach)
 
 
 def _forms(tensors: Sequence[Tensor]) -> tuple[list[object], ...] | None:
@@ -120,7 +120,7 @@ def _forms(tensors: Sequence[Tensor]) -> tuple[list[object], ...] | None:
 _form = attrgetter("dtype", "layout", "device")
 
 
-def span_bytes(tensor: Tensor) -> int:
+def _span_bytes(tensor: Tensor) -> int:
     """Count from a tensor's first byte to the one past its last."""
     if not tensor.numel():
         return 0
@@ -128,7 +128,7 @@ def span_bytes(tensor: Tensor) -> int:
     return (last + 1) * tensor.itemsize
 
 
-def require_plain(owner: str, name: str, tensor: Tensor, batch: Batch) -> None:
+def _require_plain(owner: str, name: str, tensor: Tensor, batch: Batch) -> None:
     """Refuse a tensor whose numbers are not of the batch's dtype, or not at its address on the batch's device.
 
     Raises:
@@ -142,7 +142,7 @@ def require_plain(owner: str, name: str, tensor: Tensor, batch: Batch) -> None:
     require(tensor.dtype == batch.dtype, owner, name, f"of dtype {batch.dtype}", tensor.dtype)
 
 
-def require_within(owner: str, name: str, tensor: Tensor, reach: int) -> None:
+def _require_within(owner: str, name: str, tensor: Tensor, reach: int) -> None:
     """Refuse a tensor whose storage ends less than `reach` bytes after its first element begins.
 
     Raises:

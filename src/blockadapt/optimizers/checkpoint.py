@@ -1,4 +1,4 @@
-"""States that leave and come back: as plain data, by block, in full precision, and only if they fit."""
+"""Writes states out and takes them back: as plain data, by block, in full precision, and only if they fit."""
 
 from __future__ import annotations
 

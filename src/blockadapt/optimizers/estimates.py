@@ -1,4 +1,4 @@
-"""α* as param groups measure it: one estimate for each group whose clip is "auto".
+"""Measures α* as param groups train: one estimate for each group whose clip is "auto".
 
 A step counts pᵀm̂ and m̂ᵀm̂ in tallies, one for each group and each set of processes that parameters are shared out over.
 The next step begins with adding up each tally, because nothing may be raised after a write. What several processes have

@@ -156,11 +156,11 @@ def all_in_form(
         if name in entries:
             state[name] = in_form(owner, whose, name, entries[name], shapes[name], param, capturable)
             if name == "cut":
-                require_same_cut(owner, whose, state[name], cut)
+                _require_same_cut(owner, whose, state[name], cut)
     return state
 
 
-def require_same_cut(owner: str, whose: str, fingerprint: Tensor, cut: Cut) -> None:
+def _require_same_cut(owner: str, whose: str, fingerprint: Tensor, cut: Cut) -> None:
     """Refuse a state whose blocks were cut otherwise than the options say now.
 
     Raises:

@@ -29,7 +29,7 @@ class Scaled(NamedTuple):
     ms: list[Tensor]
 
 
-def places_of(cut: Partition, x: Tensor, state: State, function: SpectralFunction) -> list[Place] | None:
+def _places_of(cut: Partition, x: Tensor, state: State, function: SpectralFunction) -> list[Place] | None:
     """Find the places of a parameter's blocks, one for each part of the cut; None if its strides do not allow views."""
     coordinates = cut.views(x)
     if coordinates is None:
@@ -81,10 +81,10 @@ class Update:
         dtype = statistics_dtype(param)
         places = unit.places
         if places is None and param.dtype == dtype:
-            places = unit.places = places_of(cut, param.detach(), state, self.function)
+            places = unit.places = _places_of(cut, param.detach(), state, self.function)
         if places is None or grad.dtype != dtype:
             x, grad = self.stage(param, grad, dtype)
-            places = places_of(cut, x, state, self.function)
+            places = _places_of(cut, x, state, self.function)
             assert places is not None  # staged tensors are contiguous
         elif grad.stride() != param.stride() and not (grad.is_contiguous() and param.is_contiguous()):
             grad = torch.empty_strided(param.shape, param.stride(), dtype=dtype, device=grad.device).copy_(grad)

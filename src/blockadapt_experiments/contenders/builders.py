@@ -43,7 +43,7 @@ namespace with what the contender names, and nothing else."""
 # torch's -----------------------------------------------------------------------------------------------------------
 
 
-def _sgd(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def sgd(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """b ← μ b + g; x ← x − α b (the first b is g), or g + μ b for b under Nesterov."""
     return torch.optim.SGD(
         model.parameters(),
@@ -59,7 +59,7 @@ def _adam_options(lr: float, settings: Any) -> dict[str, Any]:
     return {"lr": lr, "betas": betas, "eps": settings.eps, "weight_decay": settings.weight_decay}
 
 
-def _adam(amsgrad: bool) -> Builder:
+def adam(amsgrad: bool) -> Builder:
     """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← x − α m̂ / (√v̂ + ε) with m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ).
 
     Its own ε = 1e-8 is torch's. AMSGrad has the running maximum of v for v.
@@ -71,31 +71,31 @@ def _adam(amsgrad: bool) -> Builder:
     return build
 
 
-def _adamw(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def adamw(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """x ← (1 − α λ) x, then Adam without a penalty; λ is `decoupled_weight_decay`."""
     betas = (settings.beta1, settings.beta2)
     decay = settings.decoupled_weight_decay
     return torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, eps=settings.eps, weight_decay=decay)
 
 
-def _muon(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def muon(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """Make `Muon`."""
     return Muon(model, lr, (settings.beta1, settings.beta2), settings.decoupled_weight_decay)
 
 
-def _rmsprop(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def rmsprop(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """v ← β₂ v + (1 − β₂) g²; x ← x − α g / (√v + ε)."""
     return torch.optim.RMSprop(
         model.parameters(), lr=lr, alpha=settings.rms_decay, eps=settings.eps, weight_decay=settings.weight_decay
     )
 
 
-def _adagrad(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def adagrad(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """v ← v + g²; x ← x − α g / (√v + ε). The averaged form of the block methods has ε√t for ε."""
     return torch.optim.Adagrad(model.parameters(), lr=lr, eps=settings.eps, weight_decay=settings.weight_decay)
 
 
-def _adadelta(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def adadelta(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """v ← ρ v + (1 − ρ) g²; d = g √(u + ε) / √(v + ε); u ← ρ u + (1 − ρ) d²; x ← x − α d.
 
     Its own ρ = 0.9 and ε = 1e-6: this ε is inside the roots and sets the size of the first steps, so it is no damping.
@@ -105,7 +105,7 @@ def _adadelta(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimiz
     )
 
 
-def _nadam(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def nadam(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """Adam with bias correction, always, and m looked ahead: μₜ = β₁ (1 − 0.5 · 0.96^{0.004 t}).
 
     x ← x − α [μₜ₊₁ m / (1 − Π_{τ≤t+1} μτ) + (1 − μₜ) g / (1 − Π_{τ≤t} μτ)] / (√(v / (1 − β₂ᵗ)) + ε).
@@ -141,7 +141,7 @@ def _theirs(name: str, params: Any, **options: Any) -> Optimizer:
     return optimizer
 
 
-def _adabound(ams: bool) -> Builder:
+def adabound(ams: bool) -> Builder:
     """η = clip(α √(1 − β₂ᵗ) / (1 − β₁ᵗ) / (√v + ε), α*(1 − 1/(γt + 1)), α*(1 + 1/(γt))); x ← x − η m.
 
     α* follows the schedule, final_lr · lr/lr₀. lr₀ is what it was made with and is not in its state: to resume, make it
@@ -163,7 +163,7 @@ def _adabound(ams: bool) -> Builder:
     return build
 
 
-def _yogi(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def yogi(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """v ← v + (1 − β₂) sign(g² − v) g²; x ← x − α m / (1 − β₁ᵗ) / (√(v / (1 − β₂ᵗ)) + ε).
 
     Its own ε = 1e-3 and v₀ = 1e-6; this version starts m from 1e-6 too. Bias correction is always on.
@@ -172,7 +172,7 @@ def _yogi(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     return _theirs("Yogi", model.parameters(), **options)
 
 
-def _soap(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def soap(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """Adam, with bias correction, in the eigenbases of running means of G Gᵀ and Gᵀ G; plain Adam for vectors.
 
     Its own β = (0.95, 0.95), ε = 1e-8 and a new basis every 10 steps; ε is added before v is corrected. The first
@@ -193,7 +193,7 @@ def _soap(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     return _theirs("SOAP", groups, lr=lr, weight_decay=settings.decoupled_weight_decay, **options)
 
 
-def _shampoo(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def shampoo(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """L ← L + G Gᵀ; R ← R + Gᵀ G; X ← X − α L^{−1/4} G R^{−1/4}, from L = R = 1e-6 I; a tensor of k axes has −1/(2k).
 
     The algorithm as published, with roots at every step: on LeNet-300-100 that takes as long as 60 times forward and
@@ -208,7 +208,7 @@ def _shampoo(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimize
 # ours --------------------------------------------------------------------------------------------------------------
 
 
-def _ggt(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def ggt(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """Make `GGT`."""
     return GGT(
         model.named_parameters(),
@@ -249,7 +249,7 @@ def _block_groups(model: nn.Module, settings: Any) -> Any:
 Clip = Callable[[Any, int], SpectrumClip | None]
 
 
-def _block_adam(amsgrad: bool = False, clip: Clip = lambda settings, steps: None) -> Builder:
+def block_adam(amsgrad: bool = False, clip: Clip = lambda settings, steps: None) -> Builder:
     """Make `BlockAdam`."""
 
     def build(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
@@ -263,11 +263,13 @@ def _block_adam(amsgrad: bool = False, clip: Clip = lambda settings, steps: None
     return build
 
 
-def _to_final_lr(settings: Any, steps: int) -> SpectrumClip:
+def to_final_lr(settings: Any, steps: int) -> SpectrumClip:
+    """Make the clip that closes on the settings' `final_lr`."""
     return SpectrumClip(settings.final_lr, settings.clip_progress / steps)
 
 
-def _to_what_it_measures(settings: Any, steps: int) -> SpectrumClip:
+def to_what_it_measures(settings: Any, steps: int) -> SpectrumClip:
+    """Make the clip that closes on the step size that it measures."""
     return SpectrumClip("auto", settings.auto_clip_progress / steps)
 
 
@@ -275,12 +277,12 @@ def _block_adam_options(settings: Any) -> dict[str, Any]:
     return {"betas": (settings.beta1, settings.beta2), "bias_correction": settings.bias_correction}
 
 
-def _block_adamw(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def block_adamw(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """Make `BlockAdamW`; its λ is `decoupled_weight_decay`."""
     return BlockAdamW(**_block_options(model, lr, settings, "decoupled_weight_decay"), **_block_adam_options(settings))
 
 
-def _paper_adam(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def paper_adam(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← x − α m / (√v + δ), as the paper prints it, with δ = 1e-4.
 
     `BlockAdam` in blocks of one coordinate: torch's Adam cannot leave out the bias correction.
@@ -295,7 +297,7 @@ def _paper_adam(model: nn.Module, lr: float, settings: Any, steps: int) -> Optim
     )
 
 
-def _block_rmsprop(clipped: bool) -> Builder:
+def block_rmsprop(clipped: bool) -> Builder:
     """Make `BlockRMSprop`, without bias correction like torch's RMSprop.
 
     It moves by the gradient itself, not by an average of it, so it ends on (1 − β₁) α*, SGD's own learning rate.
@@ -310,17 +312,17 @@ def _block_rmsprop(clipped: bool) -> Builder:
     return build
 
 
-def _block_adagrad(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def block_adagrad(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """Make `BlockAdagrad`, the averaged form: it has δ√t for δ."""
     return BlockAdagrad(**_block_options(model, lr, settings))
 
 
-def _block_adafom(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def block_adafom(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """Make `BlockAdaFom`, without bias correction as published."""
     return BlockAdaFom(**_block_options(model, lr, settings), beta1=settings.beta1)
 
 
-def _full_adagrad(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
+def full_adagrad(model: nn.Module, lr: float, settings: Any, steps: int) -> Optimizer:
     """Make `BlockAdagrad` with one block over all parameters, which may be at most 4,096."""
     options = {name: getattr(settings, name) for name in ("eps", "weight_decay", "refresh_every")}
     return BlockAdagrad(model.named_parameters(), lr=lr, grouping="joint", **options)

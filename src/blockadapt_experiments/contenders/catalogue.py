@@ -30,28 +30,28 @@ from blockadapt_experiments.contenders.builders import (
     GGT_OPTIONS,
     RANDOM,
     Builder,
-    _adabound,
-    _adadelta,
-    _adagrad,
-    _adam,
-    _adamw,
-    _block_adafom,
-    _block_adagrad,
-    _block_adam,
-    _block_adamw,
-    _block_rmsprop,
-    _full_adagrad,
-    _ggt,
-    _muon,
-    _nadam,
-    _paper_adam,
-    _rmsprop,
-    _sgd,
-    _shampoo,
-    _soap,
-    _to_final_lr,
-    _to_what_it_measures,
-    _yogi,
+    adabound,
+    adadelta,
+    adagrad,
+    adam,
+    adamw,
+    block_adafom,
+    block_adagrad,
+    block_adam,
+    block_adamw,
+    block_rmsprop,
+    full_adagrad,
+    ggt,
+    muon,
+    nadam,
+    paper_adam,
+    rmsprop,
+    sgd,
+    shampoo,
+    soap,
+    to_final_lr,
+    to_what_it_measures,
+    yogi,
 )
 from blockadapt_experiments.contenders.ggt import COLUMNS, COMPLEMENTS, MOMENTA, SCOPES
 from blockadapt_experiments.names import nearest
@@ -257,64 +257,64 @@ CONTENDERS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
         Contender(
-            "sgd", "SGD", "sgd", "scalar", False, 1e-2, _sgd, shared=("momentum", "nesterov", "weight_decay")
+            "sgd", "SGD", "sgd", "scalar", False, 1e-2, sgd, shared=("momentum", "nesterov", "weight_decay")
         ),
-        Contender("adam", "Adam", "adam", "diagonal", False, 1e-3, _adam(amsgrad=False), TORCH_ADAM, TORCH),
-        Contender("adamw", "AdamW", "adam", "diagonal", False, 1e-3, _adamw, ADAMW, TORCH),
-        Contender("amsgrad", "AMSGrad", "adam", "diagonal", False, 1e-3, _adam(amsgrad=True), TORCH_ADAM, TORCH),
+        Contender("adam", "Adam", "adam", "diagonal", False, 1e-3, adam(amsgrad=False), TORCH_ADAM, TORCH),
+        Contender("adamw", "AdamW", "adam", "diagonal", False, 1e-3, adamw, ADAMW, TORCH),
+        Contender("amsgrad", "AMSGrad", "adam", "diagonal", False, 1e-3, adam(amsgrad=True), TORCH_ADAM, TORCH),
         Contender(
-            "paper-adam", "Adam (paper)", "adam", "diagonal", False, 1e-3, _paper_adam, ADAM,
+            "paper-adam", "Adam (paper)", "adam", "diagonal", False, 1e-3, paper_adam, ADAM,
             {"bias_correction": False},
         ),
         Contender(
-            "rmsprop", "RMSprop", "rmsprop", "diagonal", False, 1e-3, _rmsprop, ("rms_decay", "eps", "weight_decay")
+            "rmsprop", "RMSprop", "rmsprop", "diagonal", False, 1e-3, rmsprop, ("rms_decay", "eps", "weight_decay")
         ),
-        Contender("adagrad", "AdaGrad", "adagrad", "diagonal", False, 1e-2, _adagrad, ("eps", "weight_decay")),
+        Contender("adagrad", "AdaGrad", "adagrad", "diagonal", False, 1e-2, adagrad, ("eps", "weight_decay")),
         Contender(
-            "adadelta", "Adadelta", "other", "diagonal", False, 1.0, _adadelta, ("weight_decay",),
+            "adadelta", "Adadelta", "other", "diagonal", False, 1.0, adadelta, ("weight_decay",),
             {"rho": 0.9, "eps": 1e-6},
         ),
-        Contender("nadam", "NAdam", "adam", "diagonal", False, 2e-3, _nadam, ADAM),
-        Contender("adabound", "AdaBound", "adam", "diagonal", True, 1e-3, _adabound(ams=False), (*ADAM, *CLIP)),
-        Contender("amsbound", "AMSBound", "adam", "diagonal", True, 1e-3, _adabound(ams=True), (*ADAM, *CLIP)),
-        Contender("yogi", "Yogi", "adam", "diagonal", False, 1e-2, _yogi, TORCH_ADAM, {"eps": 1e-3}),
+        Contender("nadam", "NAdam", "adam", "diagonal", False, 2e-3, nadam, ADAM),
+        Contender("adabound", "AdaBound", "adam", "diagonal", True, 1e-3, adabound(ams=False), (*ADAM, *CLIP)),
+        Contender("amsbound", "AMSBound", "adam", "diagonal", True, 1e-3, adabound(ams=True), (*ADAM, *CLIP)),
+        Contender("yogi", "Yogi", "adam", "diagonal", False, 1e-2, yogi, TORCH_ADAM, {"eps": 1e-3}),
         Contender(
-            "soap", "SOAP", "other", "kronecker", False, 3e-3, _soap, ("decoupled_weight_decay", "soap_largest_axis"),
+            "soap", "SOAP", "other", "kronecker", False, 3e-3, soap, ("decoupled_weight_decay", "soap_largest_axis"),
             {"beta1": 0.95, "beta2": 0.95, "eps": 1e-8},
         ),
-        Contender("muon", "Muon", "other", "orthogonal", False, 1e-3, _muon, ADAMW),
-        Contender("shampoo", "Shampoo", "other", "kronecker", False, 1e-3, _shampoo, ("weight_decay",)),
+        Contender("muon", "Muon", "other", "orthogonal", False, 1e-3, muon, ADAMW),
+        Contender("shampoo", "Shampoo", "other", "kronecker", False, 1e-3, shampoo, ("weight_decay",)),
         Contender(
-            "ggt", "GGT", "other", "low-rank", False, 1e-3, _ggt,
+            "ggt", "GGT", "other", "low-rank", False, 1e-3, ggt,
             ("beta1", "eps", "weight_decay", *(f"ggt_{name}" for name in GGT_OPTIONS)),
         ),
-        Contender("block-adam", "Block-Adam", "adam", "block", False, 1e-3, _block_adam(), BLOCK_ADAM),
+        Contender("block-adam", "Block-Adam", "adam", "block", False, 1e-3, block_adam(), BLOCK_ADAM),
         Contender(
-            "block-adam-clip", "Block-Adam + clip", "adam", "block", True, 1e-3, _block_adam(clip=_to_final_lr),
+            "block-adam-clip", "Block-Adam + clip", "adam", "block", True, 1e-3, block_adam(clip=to_final_lr),
             (*BLOCK_ADAM, *CLIP),
         ),
         Contender(
             "block-adam-auto-clip", "Block-Adam + auto clip", "adam", "block", True, 1e-3,
-            _block_adam(clip=_to_what_it_measures), (*BLOCK_ADAM, "auto_clip_progress"),
+            block_adam(clip=to_what_it_measures), (*BLOCK_ADAM, "auto_clip_progress"),
         ),
         Contender(
-            "block-adamw", "Block-AdamW", "adam", "block", False, 1e-3, _block_adamw,
+            "block-adamw", "Block-AdamW", "adam", "block", False, 1e-3, block_adamw,
             ("eps", "bias_correction", *CUT, *ADAMW),
         ),
         Contender(
-            "block-amsgrad", "Block-AMSGrad", "adam", "block", False, 1e-3, _block_adam(amsgrad=True), BLOCK_ADAM
+            "block-amsgrad", "Block-AMSGrad", "adam", "block", False, 1e-3, block_adam(amsgrad=True), BLOCK_ADAM
         ),
         Contender(
-            "block-rmsprop", "Block-RMSprop", "rmsprop", "block", False, 1e-3, _block_rmsprop(clipped=False), BLOCK_RMS
+            "block-rmsprop", "Block-RMSprop", "rmsprop", "block", False, 1e-3, block_rmsprop(clipped=False), BLOCK_RMS
         ),
         Contender(
-            "block-rmsprop-clip", "Block-RMSprop + clip", "rmsprop", "block", True, 1e-3, _block_rmsprop(clipped=True),
+            "block-rmsprop-clip", "Block-RMSprop + clip", "rmsprop", "block", True, 1e-3, block_rmsprop(clipped=True),
             (*BLOCK_RMS, *CLIP, "beta1"),
         ),
-        Contender("block-adagrad", "Block-AdaGrad", "adagrad", "block", False, 1e-2, _block_adagrad, BLOCK),
-        Contender("block-adafom", "Block-AdaFom", "adagrad", "block", False, 1e-2, _block_adafom, (*BLOCK, "beta1")),
+        Contender("block-adagrad", "Block-AdaGrad", "adagrad", "block", False, 1e-2, block_adagrad, BLOCK),
+        Contender("block-adafom", "Block-AdaFom", "adagrad", "block", False, 1e-2, block_adafom, (*BLOCK, "beta1")),
         Contender(
-            "full-adagrad", "Full AdaGrad", "adagrad", "full", False, 1e-2, _full_adagrad,
+            "full-adagrad", "Full AdaGrad", "adagrad", "full", False, 1e-2, full_adagrad,
             ("eps", "weight_decay", "refresh_every"),
         ),
     )

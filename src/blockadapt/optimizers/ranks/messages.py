@@ -1,4 +1,4 @@
-"""Messages: what each process has to say reaches all others."""
+"""Brings what each process has to say to all others."""
 
 from __future__ import annotations
 

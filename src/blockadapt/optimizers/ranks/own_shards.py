@@ -1,4 +1,4 @@
-"""Every process moves what lies in it: all of a plain parameter, its own rows of a DTensor, as FSDP2 makes them."""
+"""Lets every process move what lies in it: all of a plain parameter, its rows of a DTensor, as FSDP2 makes them."""
 
 from __future__ import annotations
 

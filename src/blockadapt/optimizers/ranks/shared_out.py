@@ -1,4 +1,4 @@
-"""Every process has all parameters, moves its rows of them, and sends these to the others: ZeRO-1.
+"""Shares rows out among processes that have all parameters: each moves its own and sends them to the others, ZeRO-1.
 
 Nothing is written into a parameter before the rows of all others have come.
 """
