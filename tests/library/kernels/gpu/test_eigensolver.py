@@ -24,7 +24,7 @@ from support.stages import (
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 solver = pytest.importorskip("blockadapt.kernels.gpu.eigensolver")
-step = pytest.importorskip("blockadapt.kernels.gpu.step")
+jacobi = pytest.importorskip("blockadapt.kernels.gpu.jacobi")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = ["typical", "graded", "gradedup", "rank3", "cond1e8", "zero"]
@@ -97,7 +97,7 @@ def decompose(A, U, n, SIZE: tl.constexpr):
     index = tl.arange(0, SIZE)
     i, j = index[:, None], index[None, :]
     at = i * SIZE + j
-    diagonal, basis = step.jacobi(tl.load(A + at), index, i, j, n, SIZE)
+    diagonal, basis = jacobi.jacobi(tl.load(A + at), index, i, j, n, SIZE)
     tl.store(A + at, diagonal)
     tl.store(U + at, basis)
 
