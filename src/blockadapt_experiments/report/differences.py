@@ -22,6 +22,9 @@ from blockadapt_experiments.results.summary import Summary
 FEWEST = 2
 """Of one line a picture says no more than the table."""
 
+MOST_TICKS = 6
+"""On an axis: with a sign and three digits each, more run into each other."""
+
 
 def write_differences(summary: Summary, compared: Sequence[Comparison], directory: Path) -> list[Path]:
     """Draw each comparison that has enough lines with an interval, and return the files."""
@@ -50,6 +53,7 @@ def differences_figure(summary: Summary, comparison: Comparison, colours: Mappin
         panel.set_ylim(len(names) - 0.5, -0.5)
         panel.spines[["top", "right", "left"]].set_visible(False)
         panel.tick_params(axis="y", length=0)
+        panel.locator_params(axis="x", nbins=MOST_TICKS)
         panel.grid(axis="x", color="#E0E0E0", linewidth=0.6)
         panel.set_axisbelow(True)
     return figure

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,23 @@ def test_a_difference_is_a_point_and_its_interval_hollow_where_that_holds_zero(t
         assert points[row].get_xdata()[0] == pytest.approx(end.mean)
         assert ranges[row][:, 0] == pytest.approx([end.mean - end.half, end.mean + end.half])
     assert (points[0].get_markerfacecolor(), points[1].get_markerfacecolor()) == ("#000000", "white")
+
+
+def test_numbers_below_differences_do_not_run_into_each_other(tmp_path: Path) -> None:
+    ends = {"adam": (5.0, 5.01, 5.02), "sgd": (5.04, 5.01, 5.06), "muon": (4.87, 4.91, 4.92)}
+    summary = read(write_ends(tmp_path, "cifar10-cnn", ends))
+    figure = differences_figure(summary, compare(summary)[0], {})
+    figure.draw_without_rendering()
+    for panel in figure.axes:
+        low, high = panel.get_xlim()
+        shown = [
+            label
+            for tick, label in zip(panel.get_xticks(), panel.get_xticklabels(), strict=True)
+            if low <= tick <= high
+        ]
+        boxes = [label.get_window_extent() for label in shown]
+        assert len(boxes) > 2
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_a_single_difference_and_those_of_one_seed_are_left_to_the_table(tmp_path: Path) -> None:
