@@ -73,7 +73,6 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._process_group = process_group
         self._set_up()
         super().__init__(params, {**defaults, "skipped_steps": 0, "estimate": tuple(Estimate())})
-        self._groups = self.param_groups  # by another name, see `TracedStep`
 
     def _set_up(self) -> None:
         """Make what is not kept in a copy or a pickle."""
