@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from blockadapt.partition import MAX_BLOCK
 from blockadapt.validation import require, require_bool, require_choice, require_integer
@@ -59,7 +60,8 @@ def param_groups(
     the outputs; and if that is too small as well, the one asked for. Give `block_size` here rather than to the
     optimizer, or it is taken to be 10.
 
-    A parameter that several modules share is taken once, under its first name.
+    A parameter that several modules share is taken once, under its first name. What a parametrization such as
+    `weight_norm` keeps of a weight follows the weight's rule.
 
     Args:
         model: The model.
@@ -86,7 +88,7 @@ def param_groups(
 
     tables = [module for module in model.modules() if isinstance(module, _EMBEDDINGS)]
     heads = _heads(model, tables)
-    words = {table.weight for table in tables} | {head.weight for head in heads}
+    words = {param for layer in (*tables, *heads) for param in _weights(layer)}
     word_biases = {head.bias for head in heads if head.bias is not None}
     found: dict[_Rule, list[tuple[str, Tensor]]] = {}
     seen: set[Tensor] = set()
@@ -100,7 +102,7 @@ def param_groups(
             elif param in word_biases:
                 rule = _Rule("diagonal", is_norm_or_bias=True)
             else:
-                rule = _rule(module, name, param)
+                rule = _rule(layer_of(model, prefix, module), name, param)
                 if _FUSED & {prefix.rpartition(".")[2], name}:
                     attention = module if name in _FUSED else model.get_submodule(prefix.rpartition(".")[0])
                     rule = rule._replace(block_size=_block_size_within_heads(attention, module, param, block_size))
@@ -115,6 +117,23 @@ def param_groups(
             group["weight_decay"] = 0.0
         groups.append(group)
     return groups
+
+
+def layer_of(model: nn.Module, prefix: str, module: nn.Module) -> nn.Module:
+    """Find the layer that a module's parameters belong to: the one whose weight it parametrizes, or else itself."""
+    if not isinstance(module, ParametrizationList):
+        return module
+    return model.get_submodule(prefix.rpartition("parametrizations.")[0].rstrip("."))
+
+
+def _weights(layer: nn.Module) -> Sequence[Tensor]:
+    """List the parameters that a layer's weight is made of: almost always itself.
+
+    A parametrized one is not asked for, because `spectral_norm` moves its buffers at each look.
+    """
+    if is_parametrized(layer, "weight"):
+        return [*layer.parametrizations["weight"].parameters(recurse=False)]  # type: ignore[index,union-attr]
+    return [layer.weight]  # type: ignore[list-item]
 
 
 def _rule(module: nn.Module, name: str, param: Tensor) -> _Rule:

@@ -17,7 +17,7 @@ from blockadapt.optimizers import BlockAdam, BlockOptimizer
 from blockadapt.optimizers.ranks import shares
 from blockadapt.optimizers.storage import block_state_names, state_shape
 from blockadapt.optimizers.unit import Unit
-from blockadapt.parameter_groups import param_groups
+from blockadapt.parameter_groups import layer_of, param_groups
 from blockadapt.partition import Cut, Partition
 from blockadapt.validation import Described, require, require_integer
 
@@ -202,7 +202,11 @@ def _cut_along_rows(model: nn.Module) -> set[str]:
 
 def _stacks(model: nn.Module) -> set[str]:
     """Find the names of the stacks of matrices, such as experts: of three axes, and no kernels of a convolution."""
-    modules = [(prefix, module) for prefix, module in model.named_modules() if not isinstance(module, _ConvNd)]
+    modules = [
+        (prefix, module)
+        for prefix, module in model.named_modules()
+        if not isinstance(layer_of(model, prefix, module), _ConvNd)
+    ]
     named = ((prefix, name, p) for prefix, module in modules for name, p in module.named_parameters(recurse=False))
     return {f"{prefix}.{name}" if prefix else name for prefix, name, p in named if p.ndim == 3 and len(p) > 1}
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from blockadapt.terms import Term, at_most
-from blockadapt.validation import is_number, require, require_beta, require_integer, require_number
+from blockadapt.validation import is_finite, is_number, require, require_beta, require_integer, require_number
 
 CLOSED = 1e-2
 """The interval counts as closed once λᵤ/λₗ − 1 is below this.
@@ -59,7 +59,7 @@ class SpectrumClip:
 
     def __post_init__(self) -> None:
         if self.final_lr != "auto":
-            ok = is_number(self.final_lr) and math.isfinite(self.final_lr) and self.final_lr > 0
+            ok = is_number(self.final_lr) and is_finite(self.final_lr) and self.final_lr > 0
             require(ok, "SpectrumClip", "final_lr", "a finite number > 0 or 'auto'", self.final_lr)
         require_number("SpectrumClip", "gamma", self.gamma, above=0)
 

@@ -74,6 +74,14 @@ def is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def is_finite(value: Any) -> bool:
+    """Tell whether a real scalar is finite as a float, which an int or a fraction may be too large for."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def require_number(
     owner: str,
     argument: str,
@@ -90,7 +98,7 @@ def require_number(
         ValueError: It is not.
     """
     ok = type(value) is float or is_number(value)  # most are floats, and an abstract class takes long to ask
-    if not (ok and math.isfinite(value) and least <= value <= most and above < value < below):
+    if not (ok and is_finite(value) and least <= value <= most and above < value < below):
         raise ValueError(refusal(owner, argument, _interval(least, above, below, most), value))
 
 

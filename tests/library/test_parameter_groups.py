@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from blockadapt import BlockAdam, BlockAdamW, param_groups
 from blockadapt.optimizers import BlockOptimizer
@@ -76,6 +77,23 @@ class Odd(nn.Module):
         self.shift = nn.Parameter(torch.zeros(3))
         self.table = nn.Parameter(torch.zeros(3, 3))
         self.inner = nn.Linear(3, 3, bias=False)
+
+
+@pytest.mark.parametrize(("make", "kept"), [(weight_norm, ("original0", "original1")), (spectral_norm, ("original",))])
+def test_what_a_parametrization_keeps_of_a_weight_gets_the_weights_rule(make: Any, kept: tuple[str, ...]) -> None:
+    """And nobody looks at the weight itself: `spectral_norm` moves its buffers whenever somebody does."""
+    layers = {
+        "output": [nn.Embedding(5, 3), nn.ConvTranspose1d(2, 3, 1)],
+        "auto": [nn.Linear(4, 3), nn.Conv1d(2, 3, 3)],
+        "chunk": [nn.LayerNorm((4, 3))],
+    }
+    for expected, some in layers.items():
+        for layer in map(make, some):
+            before = [buffer.clone() for buffer in layer.buffers()]
+            found = rules(nn.Sequential(layer))
+            assert [found[f"0.parametrizations.weight.{name}"] for name in kept] == [expected] * len(kept)
+            assert rules(layer) == {name.removeprefix("0."): rule for name, rule in found.items()}
+            assert all(map(torch.equal, layer.buffers(), before))
 
 
 def test_parameters_outside_known_layers_follow_their_shape() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from blockadapt import BlockAdam, BlockRMSprop, IndexGroups, Plan, param_groups, plan
 from blockadapt.optimizers import BlockOptimizer
@@ -207,7 +208,7 @@ class Experts(nn.Module):
 
 
 def test_stacked_experts_are_told_to_be_cut_along_their_last_axis() -> None:
-    planned = plan(nn.Sequential(Experts(), nn.Conv1d(4, 4, 3)))
+    planned = plan(nn.Sequential(Experts(), nn.Conv1d(4, 4, 3), weight_norm(nn.Conv1d(4, 4, 3))))
     assert planned.notes == [
         "0.up and 1 more: blocks run along the last axis. In experts stored as [experts, in, out] each lies within one "
         "input neuron, as in a Linear; in [experts, out, in] within one output neuron."

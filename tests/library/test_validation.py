@@ -59,6 +59,7 @@ OPTIONS: list[Bad] = [
     Bad("lr", -0.1, AT_LEAST_0, "-0.1"),
     Bad("lr", NAN, AT_LEAST_0, "nan"),
     Bad("lr", INF, AT_LEAST_0, "inf"),
+    Bad("lr", 10**309, AT_LEAST_0, str(10**309)),
     Bad("lr", "1e-3", AT_LEAST_0, "'1e-3'"),
     Bad("lr", None, AT_LEAST_0, "None"),
     Bad("lr", True, AT_LEAST_0, "True"),
@@ -311,7 +312,7 @@ MISFITS: list[Misfit] = [
             f"{argument} {value!r}",
         )
         for argument, or_auto in {"final_lr": " or 'auto'", "gamma": ""}.items()
-        for value in (0.0, -1, INF, NAN, None, "a", True)
+        for value in (0.0, -1, INF, 10**309, NAN, None, "a", True)
     ),
     Misfit(
         lambda: IndexGroups([[0], [1, -2]]),

@@ -68,6 +68,10 @@ class WorkLists:
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], Any] = {}
 
+    def __reduce__(self) -> Any:
+        """Copy and pickle them as none: they hold addresses, which are of this process and of these tensors."""
+        return WorkLists, ()
+
     def of(self, batch: Batch, segments: Segments, make: Callable[..., Any]) -> Any:
         """Find the work list of these segments, which are alike, or make it: `make(batch, places, refresh, tally)`."""
         places, recipe = segments.places, segments.recipes[0]

@@ -73,7 +73,6 @@ class BlockOptimizer(TracedStep, Optimizer):
         self._process_group = process_group
         self._set_up()
         super().__init__(params, {**defaults, "skipped_steps": 0, "estimate": tuple(Estimate())})
-        self._groups = self.param_groups  # by another name, see `TracedStep`
 
     def _set_up(self) -> None:
         """Make what is not kept in a copy or a pickle."""
@@ -346,9 +345,11 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, or raise ValueError with the reason and change nothing. Statistics keep their precision."""
+        owner = f"{type(self).__name__}.load_state_dict"
+        checkpoint.require_mapping(owner, state_dict)  # torch copies it before any hook
 
         def checked(optimizer: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-            return checkpoint.fitted(f"{type(self).__name__}.load_state_dict", self, loaded)
+            return checkpoint.fitted(owner, self, loaded)
 
         handle = self.register_load_state_dict_pre_hook(checked)  # the last one: it sees what other hooks made
         try:

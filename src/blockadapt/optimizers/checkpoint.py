@@ -119,11 +119,24 @@ def fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict[
         raise ValueError(refusal(owner, "state_dict", "an optimizer's", found)) from error
 
 
+def require_mapping(owner: str, state_dict: Any) -> None:
+    """Raise at what can be no state dict, whatever hooks make of it.
+
+    Raises:
+        ValueError: It is no mapping.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(refusal(owner, "state_dict", _STATE_DICT, Described(f"one with {type(state_dict).__name__}")))
+
+
+_STATE_DICT = "an optimizer's, with 'state' and 'param_groups'"
+
+
 def _fitted(owner: str, optimizer: Loads, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= {*state_dict}:
-        found = sorted(map(str, state_dict)) if isinstance(state_dict, Mapping) else type(state_dict).__name__
-        rule = "an optimizer's, with 'state' and 'param_groups'"
-        raise ValueError(refusal(owner, "state_dict", rule, Described(f"one with {found}")))
+    require_mapping(owner, state_dict)
+    if not {"state", "param_groups"} <= {*state_dict}:
+        found = sorted(map(str, state_dict))
+        raise ValueError(refusal(owner, "state_dict", _STATE_DICT, Described(f"one with {found}")))
     saved_groups = [_restored(owner, group) for group in state_dict["param_groups"]]
     _require_same_groups(owner, optimizer, saved_groups)
     state = dict(state_dict["state"])

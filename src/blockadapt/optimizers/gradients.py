@@ -118,7 +118,7 @@ def are_usable(groups: Sequence[tuple[Gradients, float]]) -> list[bool]:
 def are_small(groups: Sequence[tuple[Gradients, float]]) -> list[bool]:
     """Say of each group whether one pass shows it usable: its gradients have numbers, and a small norm."""
     norms = _read([_bound(gradients, coupled) for gradients, coupled in groups])
-    return [norm**2 <= _MOST for norm in norms]
+    return [norm * norm <= _MOST for norm in norms]  # a power of a float raises where a product is infinite
 
 
 _MOST = torch.finfo(torch.float32).max

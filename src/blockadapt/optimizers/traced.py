@@ -98,7 +98,7 @@ class Twin:
             stand_ins[position] = param.detach()
         self._params = [stand_ins[position] for position in positions]
         self._owners = [own[position] for position in positions]
-        self._key = _key(params, kept, positions)
+        self._key = _key(original, params, kept, positions)
         rest, state = iter(kept), defaultdict[Tensor, dict[str, Tensor]](dict)
         for param, owner in zip(self._params, self._owners, strict=True):
             state[param] = {name: next(rest) for name in original.state[owner]}
@@ -106,9 +106,9 @@ class Twin:
         groups = [{**group, "params": [next(others) for _ in group["params"]]} for group in original.param_groups]
         self._optimizer = original.alike(groups, state)
 
-    def fits(self, params: Sequence[Tensor], kept: Sequence[Tensor], positions: Sequence[int]) -> bool:
-        """Tell whether the twin was made of these tensors."""
-        return self._key == _key(params, kept, positions)
+    def fits(self, original: Any, params: Sequence[Tensor], kept: Sequence[Tensor], positions: Sequence[int]) -> bool:
+        """Tell whether the twin was made of these tensors, and its param groups are those of the original."""
+        return self._key == _key(original, params, kept, positions)
 
     def step(self, original: Any, grads: Sequence[Tensor], lrs: Sequence[Tensor], moved: Sequence[int]) -> None:
         """Take one step under the options that the original has now, and tell it what else has changed by it."""
@@ -132,8 +132,9 @@ class Twin:
                 del state[name]  # as when a clip has closed
 
 
-def _key(params: Sequence[Tensor], kept: Sequence[Tensor], positions: Sequence[int]) -> list[Any]:
-    return [list(positions), [(tensor.data_ptr(), tensor.shape) for tensor in (*params, *kept)]]
+def _key(original: Any, params: Sequence[Tensor], kept: Sequence[Tensor], positions: Sequence[int]) -> list[Any]:
+    forms = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in (*params, *kept)]
+    return [[len(group["params"]) for group in original.param_groups], list(positions), forms]
 
 
 class TracedStep:
@@ -146,6 +147,12 @@ class TracedStep:
     _process_group: Any
     _twin: Twin | None
     _name: str
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; `_groups` are always the present `param_groups`, also when these are another list."""
+        super().__setattr__(name, value)
+        if name == "param_groups":
+            super().__setattr__("_groups", value)
 
     def _forget_twin(self, anew: bool = False) -> None:
         """Let go of the tensors of the last compiled step; with a new name if the optimizer is a new one."""
@@ -214,7 +221,7 @@ class TracedStep:
         """Do what `step_` promises."""
         with self._alone:
             twin = self._twin
-            if twin is None or not twin.fits(params, kept, positions):
+            if twin is None or not twin.fits(self, params, kept, positions):
                 twin = self._twin = Twin(self, params, kept, positions)
             twin.step(self, grads, lrs, moved)
 

@@ -50,7 +50,7 @@ class Update:
     function: SpectralFunction
     batches: dict[Batch, list[Segment]] = field(default_factory=dict)
     standing: dict[Batch, Segments] = field(default_factory=dict)
-    scaled: dict[Coefficients, Scaled] = field(default_factory=dict)
+    scaled: dict[tuple[Coefficients, bool], Scaled] = field(default_factory=dict)
     counters: list[Tensor] = field(default_factory=list)
     counted: list[tuple[Sequence[np.ndarray], Sequence[int]]] = field(default_factory=list)
     moved: list[Tensor] = field(default_factory=list)
@@ -143,8 +143,11 @@ class Update:
     def scale(
         self, coefficients: Coefficients, xs: Sequence[Tensor], gs: Sequence[Tensor], ms: Sequence[Tensor]
     ) -> None:
-        """Put parameters among those that move without linear algebra."""
-        scaled = self.scaled.setdefault(coefficients, Scaled([], [], []))
+        """Put parameters among those that move without linear algebra.
+
+        Those with a first moment stand apart: at β₁ = 0 their coefficients are those of parameters without one.
+        """
+        scaled = self.scaled.setdefault((coefficients, bool(ms)), Scaled([], [], []))
         for held, more in zip(scaled, (xs, gs, ms), strict=True):
             held += more
 
@@ -154,7 +157,7 @@ class Update:
         batches |= {batch: [*self.standing.get(batch, ()), *segments] for batch, segments in self.batches.items()}
         if batches:
             self.changes = kernels.prepare(batches)
-        for coefficients, scaled in self.scaled.items():
+        for (coefficients, _), scaled in self.scaled.items():
             gs = _descent(scaled, coefficients)
             self.moves.append((gs, _scaled_on_device(scaled._replace(gs=gs), coefficients)))
 
@@ -162,7 +165,7 @@ class Update:
         """Do the step that was made ready."""
         for change in self.changes:
             change.write_()
-        for (coefficients, scaled), (gs, moves) in zip(self.scaled.items(), self.moves, strict=True):
+        for ((coefficients, _), scaled), (gs, moves) in zip(self.scaled.items(), self.moves, strict=True):
             _scaled_step_(scaled._replace(gs=gs), coefficients, moves)
         if self.counters:
             torch._foreach_add_(self.counters, 1)

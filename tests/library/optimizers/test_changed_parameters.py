@@ -307,6 +307,16 @@ def test_weight_decay_of_huge_weights_is_told_like_a_gradient_that_is_not_finite
     assert everything(optimizer) == before
 
 
+def test_a_huge_weight_decay_is_told_like_a_gradient_that_is_not_finite() -> None:
+    weight = parameter(4, 3)
+    weight.grad = torch.ones_like(weight)
+    refuses(
+        BlockAdam([weight], weight_decay=1e300),
+        "the gradient with its weight decay of .* has 12 of 12",
+        NonFiniteGradientError,
+    )
+
+
 def test_decoupled_weight_decay_of_a_huge_parameter_is_no_gradient() -> None:
     param = nn.Parameter(torch.full((4,), 1e25))
     param.grad = torch.ones(4)

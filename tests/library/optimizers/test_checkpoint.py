@@ -564,8 +564,9 @@ def test_a_joint_state_that_lacks_one_parameter_is_refused(missing: int) -> None
         ({"model": {}, "optimizer": {}}, ["model", "optimizer"]),
         (nn.Linear(2, 2).state_dict(), ["bias", "weight"]),
         ([1, 2], "list"),
+        (None, "NoneType"),
     ],
-    ids=["empty", "whole", "model", "list"],
+    ids=["empty", "whole", "model", "list", "none"],
 )
 def test_what_is_no_optimizer_state_is_refused(not_a_state: Any, found: Any) -> None:
     rule = "`state_dict` must be an optimizer's, with 'state' and 'param_groups'"

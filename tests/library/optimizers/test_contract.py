@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from blockadapt import BlockAdam, BlockAdamW, SpectrumClip, plan
+from blockadapt.kernels import Kernel
+from blockadapt.kernels.cpu.kernel import NumbaKernel
+from blockadapt.kernels.eigh import EighKernel
 from blockadapt.optimizers import BlockOptimizer
 from support.contract_cases import (
     CASES,
@@ -519,6 +522,21 @@ def test_a_copy_keeps_its_backend(duplicate: Callable[..., Any], monkeypatch: py
     monkeypatch.setattr(torch.linalg, "eigh", refuse)
     with pytest.raises(AssertionError, match="eigh was called"):
         run(other, [1])
+
+
+@pytest.mark.parametrize("duplicate", [deepcopied, pickled])
+@pytest.mark.parametrize("kernel", [NumbaKernel, EighKernel])
+def test_a_copy_has_a_kernel_object_of_its_own(duplicate: Callable[..., Any], kernel: type[Kernel]) -> None:
+    """A kernel that was given as an object has taken a step: it knows addresses, which a copy must not."""
+    (model,) = twins(count=1)
+    optimizer = BlockAdam(model.parameters(), backend=kernel())
+    train(model, optimizer, [1, 2])
+    other_model, other = duplicate(model, optimizer)
+    before = everything(optimizer)
+    train(other_model, other, [3])
+    assert everything(optimizer) == before
+    train(model, optimizer, [3])
+    assert everything(other) == everything(optimizer)
 
 
 @every_class

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from blockadapt import BlockAdaFom, BlockAdagrad, BlockAdam, BlockAdamW, BlockRMSprop
+from blockadapt import BlockAdaFom, BlockAdagrad, BlockAdam, BlockAdamW, BlockRMSprop, SpectrumClip
 from blockadapt.optimizers import BlockOptimizer
 from support.contract_cases import give_gradients_, param_bits, run
 
@@ -100,6 +100,23 @@ def test_momentum_set_in_mid_training_starts_from_zero_and_taken_away_is_freed()
     optimizer.param_groups[0]["momentum"] = 1.5
     with pytest.raises(ValueError, match=r"^BlockRMSprop: `momentum` must be in \[0, 1\), got 1\.5\.$"):
         run(optimizer, [5])
+
+
+def test_momentum_zero_moves_as_none_does_after_closing() -> None:
+    """Their coefficients are equal then, though only one keeps a first moment: they were moved as one."""
+    params = parameters((4, 3), (4, 3))
+    with torch.no_grad():
+        params[1].copy_(params[0])
+    clip = SpectrumClip(final_lr=0.1, gamma=1e3)
+    optimizer = BlockRMSprop([{"params": [param]} for param in params], clip=clip)
+    optimizer.param_groups[1]["momentum"] = 0.0
+    for t in (1, 2, 3):  # the last one stands as the one before left it
+        for param in params:
+            param.grad = torch.arange(12.0).view(4, 3) - t
+        optimizer.step()
+    assert [*optimizer.state[params[0]]] == ["step"]
+    assert [*optimizer.state[params[1]]] == ["step", "exp_avg"]
+    torch.testing.assert_close(*params)
 
 
 def test_momentum_is_no_option_where_there_is_betas_or_none() -> None:

@@ -235,6 +235,43 @@ def test_a_parameter_without_a_gradient_stays_and_shares_its_blocks() -> None:
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
+def test_memory_that_is_read_in_another_order_is_stepped_in_that_order() -> None:
+    """Address and shape stay: only the strides tell. The backend hands over no copies, which lie elsewhere."""
+    results = []
+    for compiled in (False, True):
+        param = nn.Parameter(torch.arange(16.0).view(4, 4))
+        optimizer = BlockAdam([param], lr=0.1, block_size=2)
+        step = torch.compile(optimizer.step, backend="eager", fullgraph=True) if compiled else optimizer.step
+        for number in range(4):
+            if number == 2:
+                param.grad, param.data = None, param.data.t()
+            param.grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(number))
+            step()
+        results.append(param.detach().clone())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("how", ["added", "moved", "in another list"])
+def test_param_groups_that_change_between_steps_count_as_they_are(how: str) -> None:
+    results = []
+    for compiled in (False, True):
+        a, b, late = (nn.Parameter(torch.ones(4)) for _ in range(3))
+        optimizer = BlockAdam([{"params": [a], "lr": 0.1}, {"params": [b], "lr": 0.2}])
+        step = torch.compile(optimizer.step, backend="eager", fullgraph=True) if compiled else optimizer.step
+        a.grad, b.grad = torch.arange(4.0), torch.arange(4.0)
+        for number in range(4):
+            if number == 2 and how == "added":
+                optimizer.add_param_group({"params": [late]})
+            if number == 2 and how == "moved":
+                first, second = optimizer.param_groups
+                first["params"].append(second["params"].pop())
+            if number == 2 and how == "in another list":
+                optimizer.param_groups = [{**group, "lr": 1.0} for group in optimizer.param_groups]
+            step()
+        results.append(torch.stack([a.detach(), b.detach()]))
+    assert torch.equal(*results)
+
+
 def test_the_operation_says_what_it_changes() -> None:
     schema = torch.ops.blockadapt.step_.default._schema
     changed = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
