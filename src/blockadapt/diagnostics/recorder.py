@@ -15,6 +15,7 @@ import torch
 from blockadapt.diagnostics.figures import JOINS, Before, Figures, joined, measure
 from blockadapt.diagnostics.operators import block_state, final_lrs, latest_coefficients, units_with_coordinates
 from blockadapt.optimizers import BlockOptimizer
+from blockadapt.optimizers.autocast import without_autocast
 from blockadapt.spectrum import Spectrum
 from blockadapt.validation import Described, require, require_integer
 
@@ -136,7 +137,8 @@ class SpectrumRecorder:
             return  # attached within a step, or nothing moved
         self._step += 1
         if before is not None:
-            self._record(before)
+            with without_autocast():
+                self._record(before)
         if (self._step + 1) % self.every == 0:
             self._spectra = {
                 unit.key: coefficients.spectrum

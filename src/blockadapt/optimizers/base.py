@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from blockadapt.kernels import Coefficients, Descent, Kernel, get_kernel
 from blockadapt.moments import FirstMoment, SecondMoment
 from blockadapt.optimizers import checkpoint
+from blockadapt.optimizers.autocast import without_autocast
 from blockadapt.optimizers.concurrency import Alone, ToldToOthers
 from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.gradients import Gradients, are_small, are_usable, refuse, require_gradients
@@ -140,7 +141,7 @@ class BlockOptimizer(TracedStep, Optimizer):
                 self.units()  # the processes are known from now on, also if the closure raises
             with ToldToOthers(self._ranks), torch.enable_grad():
                 loss = closure()
-        with self._alone:
+        with self._alone, without_autocast():
             self._move()
         return loss
 
