@@ -95,6 +95,22 @@ def measured(kind: str, options: Options, steps: int) -> tuple[Any, list[Tensor]
     return optimizer.state_dict()["param_groups"][0]["estimate"], whole(net.parameters())
 
 
+def measured_in_groups(kind: str, steps: int) -> list[Any]:
+    """The estimates of α* of groups of one parameter each.
+
+    One process looks at all of them anew in each step, one after another; the others find them as they were.
+    """
+    net, _ = built(kind, {})
+    groups = [{"params": [param]} for param in net.parameters()]
+    shared = dist.group.WORLD if kind == "shared" else None
+    optimizer = BlockAdam(groups, block_size=4, clip=SpectrumClip("auto", 0.05), process_group=shared)
+    for step in range(steps):
+        if kind != "one" and dist.get_rank() == 1:
+            optimizer._preparation.standing.clear()
+        train(net, optimizer, range(step, step + 1))
+    return [group["estimate"] for group in optimizer.state_dict()["param_groups"]]
+
+
 def measured_beside_a_scalar(kind: str, block_size: int, steps: int) -> Any:
     """The estimate of α* of a group in which every process moves one parameter, and its rows of another."""
     params = plain = [nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(4, 2))]
