@@ -324,6 +324,25 @@ def in_groups_of_their_own(shared: bool, folder: str) -> list[list[bytes]]:
     return [*_trained_with_a_copy([(net, optimizer), other], range(6, 6), folder)]
 
 
+def loaded_after_a_cut(shared: bool) -> list[bytes]:
+    """Parameters of one grain each, whose state is loaded after each step; one costs less from the second step on.
+
+    Dealt out all at once as they are then, the last one would lie elsewhere.
+    """
+    params = [nn.Parameter(torch.linspace(1, 2, 24).view(1, 24)) for _ in range(3)]
+    groups = [{"params": [param], "block_size": size} for param, size in zip(params, (24, 4, 4), strict=True)]
+    optimizer = BlockAdam(groups, grouping="output", process_group=dist.group.WORLD if shared else None)
+    for step in range(3):
+        for param in params:
+            param.grad = torch.cos((step + 1) * param.detach())
+        if step == 1:
+            optimizer.param_groups[0]["block_size"] = 2
+            del optimizer.state[params[0]]
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    return param_bits(params)
+
+
 class Allocations(TorchDispatchMode):
     """Counts the bytes of each tensor that is made in new memory, once it is open."""
 

@@ -210,6 +210,11 @@ def test_groups_of_one_parameter_are_cut_anew_and_loaded_as_in_one_process(tmp_p
         assert answers == [alone, alone]
 
 
+def test_a_state_is_loaded_where_it_lay_also_after_a_cut() -> None:
+    alone = ranks_errands.loaded_after_a_cut(False)
+    assert together(2, ranks_errands.loaded_after_a_cut, True) == [alone] * 2
+
+
 def test_a_step_makes_no_memory_after_the_vote() -> None:
     """It might not get any, and the others would have gone on."""
     assert together(2, ranks_errands.memory_made_after_the_vote) == [[], []]
