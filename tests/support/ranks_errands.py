@@ -412,6 +412,11 @@ def shared_refusals() -> dict[str, str]:
     if dist.get_rank() == 0:
         net.first.weight.grad = None
     say["gradients"] = message(optimizer.step)
+    say["cut"] = message(lambda: train(*built("shared", {"block_size": 4 + dist.get_rank()}), range(1)))
+    joint = BlockAdam(net.second.parameters(), grouping="joint", process_group=dist.group.WORLD)
+    if dist.get_rank() == 0:
+        net.second.bias.grad = None
+    say["one of a block"] = message(joint.step)
     other = dist.new_group([0])
     if dist.get_rank() == 1:
         say["outside"] = message(lambda: BlockAdam(net.parameters(), process_group=other))
