@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from blockadapt import BlockAdam, IndexGroups, SpectrumClip
+from blockadapt import BlockAdam, IndexGroups, SpectrumClip, plan
 from blockadapt.diagnostics.operators import units_with_coordinates
 from blockadapt.kernels.cpu.compilation import CacheWarning
 from blockadapt.optimizers import BlockOptimizer
@@ -170,6 +170,21 @@ def torn_on_a_mesh_without_rank_zero() -> list[str]:
         warnings.simplefilter("always")
         BlockAdam([("shards", param)], block_size=4).units()
     return [str(entry.message) for entry in caught if "blocks" in str(entry.message)]
+
+
+def planned_before_it_has_memory(steps: int) -> list[list[bytes]]:
+    """Shards of a model that was made without memory, and of the same one made as usual, after some steps."""
+    with torch.device("meta"):
+        late = Wide()
+    fully_shard(late)
+    optimizer = BlockAdam(late.named_parameters(), block_size=4)
+    plan(optimizer)
+    late.to_empty(device="cpu")
+    net, other = built("fsdp", {"block_size": 4})
+    late.load_state_dict(net.state_dict())
+    train(late, optimizer, range(steps))
+    train(net, other, range(steps))
+    return [_local_bits(late), _local_bits(net)]
 
 
 def message(call: Callable[[], object]) -> str:

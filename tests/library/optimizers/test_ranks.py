@@ -102,6 +102,11 @@ def test_the_first_process_of_a_mesh_warns_where_rank_zero_has_no_part_in_it() -
     assert "shards begin within blocks of 'shards'." in first[0]
 
 
+def test_an_optimizer_that_was_planned_before_its_shards_have_memory_steps_them() -> None:
+    for late, usual in together(2, ranks_errands.planned_before_it_has_memory, 3):
+        assert late == usual
+
+
 def test_what_cannot_be_cut_where_it_is_sharded_is_refused_by_name() -> None:
     for said in together(2, ranks_errands.refusals):
         grouping = (
