@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from blockadapt import BlockAdam, IndexGroups, SpectrumClip
+from blockadapt import BlockAdam, IndexGroups, SpectrumClip, plan
 from blockadapt.diagnostics.operators import units_with_coordinates
 from blockadapt.kernels.cpu.compilation import CacheWarning
 from blockadapt.optimizers import BlockOptimizer
@@ -95,6 +95,22 @@ def measured(kind: str, options: Options, steps: int) -> tuple[Any, list[Tensor]
     return optimizer.state_dict()["param_groups"][0]["estimate"], whole(net.parameters())
 
 
+def measured_in_groups(kind: str, steps: int) -> list[Any]:
+    """The estimates of α* of groups of one parameter each.
+
+    One process looks at all of them anew in each step, one after another; the others find them as they were.
+    """
+    net, _ = built(kind, {})
+    groups = [{"params": [param]} for param in net.parameters()]
+    shared = dist.group.WORLD if kind == "shared" else None
+    optimizer = BlockAdam(groups, block_size=4, clip=SpectrumClip("auto", 0.05), process_group=shared)
+    for step in range(steps):
+        if kind != "one" and dist.get_rank() == 1:
+            optimizer._preparation.standing.clear()
+        train(net, optimizer, range(step, step + 1))
+    return [group["estimate"] for group in optimizer.state_dict()["param_groups"]]
+
+
 def measured_beside_a_scalar(kind: str, block_size: int, steps: int) -> Any:
     """The estimate of α* of a group in which every process moves one parameter, and its rows of another."""
     params = plain = [nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(4, 2))]
@@ -154,6 +170,21 @@ def torn_on_a_mesh_without_rank_zero() -> list[str]:
         warnings.simplefilter("always")
         BlockAdam([("shards", param)], block_size=4).units()
     return [str(entry.message) for entry in caught if "blocks" in str(entry.message)]
+
+
+def planned_before_it_has_memory(steps: int) -> list[list[bytes]]:
+    """Shards of a model that was made without memory, and of the same one made as usual, after some steps."""
+    with torch.device("meta"):
+        late = Wide()
+    fully_shard(late)
+    optimizer = BlockAdam(late.named_parameters(), block_size=4)
+    plan(optimizer)
+    late.to_empty(device="cpu")
+    net, other = built("fsdp", {"block_size": 4})
+    late.load_state_dict(net.state_dict())
+    train(late, optimizer, range(steps))
+    train(net, other, range(steps))
+    return [_local_bits(late), _local_bits(net)]
 
 
 def message(call: Callable[[], object]) -> str:
@@ -308,6 +339,25 @@ def in_groups_of_their_own(shared: bool, folder: str) -> list[list[bytes]]:
     return [*_trained_with_a_copy([(net, optimizer), other], range(6, 6), folder)]
 
 
+def loaded_after_a_cut(shared: bool) -> list[bytes]:
+    """Parameters of one grain each, whose state is loaded after each step; one costs less from the second step on.
+
+    Dealt out all at once as they are then, the last one would lie elsewhere.
+    """
+    params = [nn.Parameter(torch.linspace(1, 2, 24).view(1, 24)) for _ in range(3)]
+    groups = [{"params": [param], "block_size": size} for param, size in zip(params, (24, 4, 4), strict=True)]
+    optimizer = BlockAdam(groups, grouping="output", process_group=dist.group.WORLD if shared else None)
+    for step in range(3):
+        for param in params:
+            param.grad = torch.cos((step + 1) * param.detach())
+        if step == 1:
+            optimizer.param_groups[0]["block_size"] = 2
+            del optimizer.state[params[0]]
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    return param_bits(params)
+
+
 class Allocations(TorchDispatchMode):
     """Counts the bytes of each tensor that is made in new memory, once it is open."""
 
@@ -377,6 +427,11 @@ def shared_refusals() -> dict[str, str]:
     if dist.get_rank() == 0:
         net.first.weight.grad = None
     say["gradients"] = message(optimizer.step)
+    say["cut"] = message(lambda: train(*built("shared", {"block_size": 4 + dist.get_rank()}), range(1)))
+    joint = BlockAdam(net.second.parameters(), grouping="joint", process_group=dist.group.WORLD)
+    if dist.get_rank() == 0:
+        net.second.bias.grad = None
+    say["one of a block"] = message(joint.step)
     other = dist.new_group([0])
     if dist.get_rank() == 1:
         say["outside"] = message(lambda: BlockAdam(net.parameters(), process_group=other))

@@ -334,9 +334,12 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         checkpoint.unshield_(state["state"])
+        last = vars(self).get("_units")
         super().__setstate__(state)
         self._groups = self.param_groups
         self._set_up()
+        if last is not None:  # a state was loaded, and cut for where these lie
+            self._units.follow(last)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors and plain data, by block: `torch.load(weights_only=True)` reads it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial, reduce
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -69,9 +70,13 @@ class Estimates:
         return not steps or not clip.is_closed(steps + 1)
 
     def make_ready(self) -> None:
-        """Make what brings together the counts of several processes. Nothing is made after the vote."""
-        for processes in dict.fromkeys(processes for _, processes in self._counted if processes is not None):
-            indices = [index for index, others in self._counted if others is processes]
+        """Make what brings together the counts of several processes. Nothing is made after the vote.
+
+        Each process has come to the groups in an order of its own, and what they tell each other bears no names.
+        """
+        counted = sorted(self._counted, key=itemgetter(0))
+        for processes in dict.fromkeys(processes for _, processes in counted if processes is not None):
+            indices = [index for index, others in counted if others is processes]
             parts = [self._counted[index, processes].total for index in indices]
             self._sums.append((indices, Sum(self._owner, parts, processes)))
 

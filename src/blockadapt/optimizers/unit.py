@@ -276,6 +276,12 @@ class Units:
         self._known = known
         return _units(known)
 
+    def follow(self, last: Units) -> None:
+        """Leave what is cut as it was in these where it lay. Nothing else of them is kept."""
+        self._known = [_Group(units=group.units) for group in last._known]
+        for unit in _units(self._known):
+            unit.forget()
+
     def anew(self, groups: Sequence[Group]) -> list[Unit]:
         """Make the units that these groups would have in place of the present ones."""
         units = [unit for index, group in enumerate(groups) for unit in units_of(group, index)]

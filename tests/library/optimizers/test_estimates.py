@@ -321,6 +321,15 @@ def test_all_ranks_have_that_of_one_process(gamma: float) -> None:
         assert all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(x, params, strict=True))
 
 
+def test_several_processes_measure_each_group_apart() -> None:
+    """Not all of them come to the groups in one order."""
+    alone = ranks_errands.measured_in_groups("one", 6)
+    for answers in together(2, ranks_errands.for_each, ranks_errands.measured_in_groups, [("fsdp", 6), ("shared", 6)]):
+        for measured in answers:
+            assert [count for _, count in measured] == [6] * len(alone)
+            assert [ratio for ratio, _ in measured] == pytest.approx([ratio for ratio, _ in alone], rel=1e-6)
+
+
 def test_what_every_rank_moves_counts_once() -> None:
     """Also in blocks of one, which are of one kind with the scalar."""
     alone = [ranks_errands.measured_beside_a_scalar("one", size, 6) for size in (1, 2)]

@@ -102,6 +102,11 @@ def test_the_first_process_of_a_mesh_warns_where_rank_zero_has_no_part_in_it() -
     assert "shards begin within blocks of 'shards'." in first[0]
 
 
+def test_an_optimizer_that_was_planned_before_its_shards_have_memory_steps_them() -> None:
+    for late, usual in together(2, ranks_errands.planned_before_it_has_memory, 3):
+        assert late == usual
+
+
 def test_what_cannot_be_cut_where_it_is_sharded_is_refused_by_name() -> None:
     for said in together(2, ranks_errands.refusals):
         grouping = (
@@ -210,6 +215,11 @@ def test_groups_of_one_parameter_are_cut_anew_and_loaded_as_in_one_process(tmp_p
         assert answers == [alone, alone]
 
 
+def test_a_state_is_loaded_where_it_lay_also_after_a_cut() -> None:
+    alone = ranks_errands.loaded_after_a_cut(False)
+    assert together(2, ranks_errands.loaded_after_a_cut, True) == [alone] * 2
+
+
 def test_a_step_makes_no_memory_after_the_vote() -> None:
     """It might not get any, and the others would have gone on."""
     assert together(2, ranks_errands.memory_made_after_the_vote) == [[], []]
@@ -232,7 +242,8 @@ def test_what_a_process_group_does_not_allow_is_refused() -> None:
     for said in (first, second):
         assert said["copied"].startswith("TypeError: BlockAdam: an optimizer with a `process_group` cannot be copied")
         assert said["recorded"].startswith("ValueError: diagnostics: `optimizer` must be one whose blocks all lie in")
-        assert said["gradients"].startswith("ValueError: BlockAdam: `grad` must be there for the same parameters in")
+        for what in ("gradients", "cut", "one of a block"):
+            assert said[what].startswith("ValueError: BlockAdam: `grad` must be there for the same parameters in")
     assert second["outside"].startswith("ValueError: BlockAdam: `process_group` must be a process group that this")
 
 

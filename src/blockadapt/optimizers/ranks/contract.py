@@ -66,12 +66,12 @@ def agreed(owner: str, verdict: Verdict, groups: Mapping[Any, torch.device], mov
         owner: Who asks, for messages.
         verdict: That of this process.
         groups: The process groups to ask, one after another, and the device that each one's messages lie on.
-        moved: A number that must be the same in all processes that go on: it stands for the units that they move.
+        moved: A number that must be the same in all processes that go on: it stands for what they move.
 
     Raises:
         NonFiniteGradientError: Another process has a gradient that is not finite.
         RuntimeError: Another process failed, or does not answer.
-        ValueError: Processes have gradients for different parameters.
+        ValueError: Processes have gradients for different parameters, or other ideas of who moves what of them.
     """
     try:
         said = [verdict, moved, -moved, 0]
@@ -91,6 +91,6 @@ def agreed(owner: str, verdict: Verdict, groups: Mapping[Any, torch.device], mov
             )
         raise RuntimeError(f"{owner}: another process failed in this step; parameters and state are unchanged.")
     if gravest == Verdict.GO and most != -least:
-        rule = "there for the same parameters in every process"
+        rule = "there for the same parameters in every process, of the same dtype and shape, cut and shared out alike"
         raise ValueError(refusal(owner, "grad", rule, Described("other ones")))
     return Verdict(gravest)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-import torch
-
 from blockadapt.optimizers.ranks.contract import Verdict, agreed
 from blockadapt.optimizers.ranks.rows import RowShare, chunk_borders, is_sharded, local
 from blockadapt.optimizers.unit import Unit, describe
@@ -26,7 +24,7 @@ class OwnShards:
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
-        self._groups: dict[Any, torch.device] = {}
+        self._groups: dict[Any, Any] = {}  # a parameter of each process group: votes lie where it lies by then
         self._torn: dict[str, bool] = {}  # whether this process is the first of its mesh
         self._has_warned = False
 
@@ -37,7 +35,7 @@ class OwnShards:
                 continue
             param: Any = unit.owner
             mesh = param.device_mesh
-            self._groups.update({mesh.get_group(dim): local(param).device for dim in range(mesh.ndim)})
+            self._groups.update({mesh.get_group(dim): param for dim in range(mesh.ndim)})
             dim = next((dim for dim, place in enumerate(param.placements) if not place.is_replicate()), None)
             if dim is None:
                 unit.share = RowShare()
@@ -77,7 +75,9 @@ class OwnShards:
 
     def agree(self, verdict: Verdict) -> Verdict:
         """See `Ranks`."""
-        return agreed(self._owner, verdict, self._groups) if self._groups else verdict
+        if not self._groups:
+            return verdict
+        return agreed(self._owner, verdict, {group: local(param).device for group, param in self._groups.items()})
 
     def publish(self, bucket: int) -> None:
         """Do nothing: nobody else needs it."""

@@ -164,7 +164,7 @@ class SharedOut:
 
     def _lay_out(self, units: Sequence[Unit]) -> None:
         """Give each unit its memory: in a bucket with others, or, if every rank moves all of it, of its own."""
-        self._moved = zlib.crc32(" ".join(unit.key for unit in units).encode())
+        self._moved = zlib.crc32(repr([*map(_said, units)]).encode())
         self._alone = [unit for unit in units if _share(unit).rows is None]
         for unit in self._alone:
             _share(unit).slabs = {p: torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in unit.params}
@@ -270,6 +270,12 @@ def _form(param: Tensor) -> tuple[Any, ...]:
     """Tell all of a parameter that decides where its rows lie, and whether they are moved."""
     address = param.data_ptr() if has_numbers(param) else None
     return param.dtype, param.device, param.stride(), address, param.grad is None
+
+
+def _said(unit: Unit) -> tuple[Any, ...]:
+    """Tell all of a unit that must be the same in every process: messages have the length that it gives them."""
+    has_gradients = [param.grad is not None for param in unit.params]
+    return unit.key, unit.owner.dtype, unit.cut.fingerprint, [*_share(unit).row_borders], has_gradients
 
 
 def _copy_(copies: Copies) -> None:
