@@ -65,7 +65,16 @@ def run(
     request = Request(experiment, scale, made, folder, Path(data_dir) if data_dir else None)
     if (jobs > 1 or cluster) and any(ORIGINS[name].module == "__main__" for name in request.code()):
         raise ValueError("run: `jobs` must be 1 for parts that only this process has; put them into a file.")
-    command = _command(experiment, scale, changes, tune)
+    given = {
+        "out": out and str(out),
+        "data_dir": data_dir and str(data_dir),
+        **selection,
+        "arms": dict(arms or {}),
+        "settings": dict(settings or {}),
+        "tune": tune,
+        "tune_over": list(tune_over),
+    }
+    command = _command(experiment, scale, given)
     console = Console(quiet=quiet)
     session = make_session(request, command, console, jobs=jobs, cluster=cluster, tune=tune, tune_over=tune_over)
     if not carry_out(session, tune):
@@ -89,7 +98,7 @@ def make_report(*runs: str | Path, out: str | Path | None = None) -> Path:
     return write_report(first, others=others, into=into)[0]
 
 
-def _command(experiment: str, scale: str, changes: Sequence[Mapping[str, Any]], tune: bool) -> str:
-    """Write the call down, for the records."""
-    words = {key: value for change in changes for key, value in change.items() if value}
-    return f"blockadapt_experiments.run({experiment!r}, {scale!r}, tune={tune}, **{words!r})"
+def _command(experiment: str, scale: str, given: Mapping[str, Any]) -> str:
+    """Write the call down as it can be repeated, for the records."""
+    words = "".join(f", {key}={value!r}" for key, value in given.items() if value)
+    return f"blockadapt_experiments.run({experiment!r}, {scale!r}{words})"

@@ -63,6 +63,11 @@ def test_a_data_set_a_model_and_an_optimizer_of_your_own_meet(tmp_path: Path) ->
     assert [summary.label(arm) for arm in summary.arms] == [
         "Sign of momentum", "Adam", "slow (Sign of momentum, inertia 0.99)",
     ]  # fmt: skip
+    command = read_json(tmp_path / "experiment.json")["command"]
+    assert command == (
+        f"blockadapt_experiments.run('spirals', 'smoke', out={str(tmp_path)!r}, optimizers=['sign-momentum', 'adam'], "
+        f"arms={arms!r}, settings={chosen['settings']!r})"
+    )
     run = read_json(tmp_path / "runs" / "slow" / "-" / "seed-0" / "run.json")
     assert {*run["code"]} == {"spirals", "two-spirals", "sign-momentum"}
     assert {*run["data_sha256"]} == {"two-spirals"}
