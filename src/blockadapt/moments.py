@@ -51,6 +51,14 @@ def average(step: Term) -> SecondMoment:
     return SecondMoment(1 - 1 / step, 1 / step, 1.0)
 
 
+def takes_numbers(tensor: Tensor) -> bool:
+    """Tell whether a tensor is of a type that a step can move: real numbers of 16 bits or more.
+
+    torch stores numbers of eight bits and computes nothing in them.
+    """
+    return tensor.is_floating_point() and tensor.dtype.itemsize > 1
+
+
 def statistics_dtype(param: Tensor) -> torch.dtype:
     """Say which dtype the statistics of a parameter have: float64 for float64, else float32."""
     return torch.float64 if param.dtype == torch.float64 else torch.float32

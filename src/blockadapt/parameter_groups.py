@@ -66,7 +66,8 @@ def param_groups(
     Args:
         model: The model.
         embeddings: `"output"`, blocks within a word's vector; or `"diagonal"`, Adam's rule, which takes a fraction of
-            the time and memory where the vocabulary is large. A tiny GPT-2 learned a little less with it.
+            the time and memory where the vocabulary is large. A small GPT on words lost with it two thirds of what
+            blocks are ahead of AdamW (`docs/results/gpt-words.md`).
         decay_norms_and_biases: False sets `weight_decay` to 0 for norm layers and biases.
         **defaults: Options that every group gets, such as `lr` or `weight_decay`.
 

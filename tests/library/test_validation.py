@@ -294,7 +294,7 @@ MISFITS: list[Misfit] = [
     ),
     _misfit(
         "complex parameter",
-        "BlockAdam: `params` must be real floating-point tensors, got torch.complex64.",
+        "BlockAdam: `params` must be real floating-point tensors of 16 bits or more, got torch.complex64.",
         parameter(3),
         parameter(3, dtype=torch.complex64),
     ),

@@ -246,7 +246,7 @@ class BlockOptimizer(TracedStep, Optimizer):
     @property
     def skipped_steps(self) -> int:
         """Count the steps skipped because of a non-finite gradient, under `on_nonfinite="skip"`."""
-        return max(int(group["skipped_steps"]) for group in self.param_groups)
+        return max((int(group["skipped_steps"]) for group in self.param_groups), default=0)
 
     def _are_small(self, grads: Sequence[Tensor]) -> bool:
         """Tell whether these gradients of all parameters are so small that no closer look is needed."""

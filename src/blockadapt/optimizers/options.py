@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockadapt.moments import statistics_dtype
+from blockadapt.moments import statistics_dtype, takes_numbers
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.ranks import are_sharded, is_flattened, is_sharded, require_placements
 from blockadapt.optimizers.unit import Group, describe
@@ -139,7 +139,8 @@ def require_capturable(owner: str, group: Group, process_group: Any) -> None:
 def require_cut(owner: str, group: Group, process_group: Any) -> None:
     """Raise unless this group's parameters can be cut as its options say."""
     for position, param in enumerate(group["params"]):
-        require(param.is_floating_point(), owner, "params", "real floating-point tensors", param.dtype)
+        rule = "real floating-point tensors of 16 bits or more"
+        require(takes_numbers(param), owner, "params", rule, param.dtype)
         require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
         rule = "whole, or sharded by `fully_shard` (FSDP2), because blocks are cut from a parameter's own shape"
         flat = Described("one that FullyShardedDataParallel (FSDP1) has flattened")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from blockadapt.moments import statistics_dtype
+from blockadapt.moments import statistics_dtype, takes_numbers
 from blockadapt.optimizers.storage import (
     LAST_STEP,
     State,
@@ -192,8 +192,8 @@ def _of_blocks(group: Group, step: int) -> list[str]:
 
 def _require_writable(owner: str, param: Tensor, whose: str) -> None:
     """Raise unless a kernel may write into this parameter's memory."""
-    rule = f"plain, dense, real floating-point tensors that own their numbers (for {whose})"
-    dense = is_plain(param) and param.layout is torch.strided and param.is_floating_point()
+    rule = f"plain, dense, real floating-point tensors of 16 bits or more that own their numbers (for {whose})"
+    dense = is_plain(param) and param.layout is torch.strided and takes_numbers(param)
     require(dense, owner, "params", rule, Described(f"{type(param).__name__} of {param.dtype}"))
     apart = not param.is_neg() and torch._debug_has_internal_overlap(param) != 1
     require(apart, owner, "params", rule, Described("one whose entries share memory or wait for a sign"))

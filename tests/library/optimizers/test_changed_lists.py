@@ -75,3 +75,10 @@ def test_a_parameter_that_was_listed_later_needs_no_name() -> None:
     bias.grad = torch.zeros(3).to_sparse()
     with pytest.raises(RuntimeError, match=r"^BlockAdam: `grad` must be dense \(for parameter 1 of group 0"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_no_step_is_skipped_where_no_group_is_left(cls: type[BlockOptimizer]) -> None:
+    optimizer = cls([torch.nn.Parameter(torch.ones(3))])
+    optimizer.param_groups.clear()
+    assert optimizer.skipped_steps == 0

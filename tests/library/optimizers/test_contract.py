@@ -714,10 +714,12 @@ def test_a_parameter_twice_in_a_group_or_in_two_groups_is_refused(case: Optimize
         case.build([{"params": [param]}, {"params": [param]}])
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.int64, torch.float8_e4m3fn], ids=str)
 @every_class
 def test_parameters_that_are_not_real_numbers_are_refused(case: OptimizerCase, dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=f"`params` must be real floating-point tensors, got {dtype}"):
+    with pytest.raises(
+        ValueError, match=f"`params` must be real floating-point tensors of 16 bits or more, got {dtype}"
+    ):
         case.build([torch.zeros(3, dtype=dtype)])
 
 
