@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Client, Future, KilledWorker, LocalCluster, get_worker
+from distributed import Client, Future, KilledWorker, LocalCluster, Status, get_worker
 from distributed import TimeoutError as LateError
 
 from blockadapt_experiments.running.jobs import Done, Engine, Event, Failed, Job, Leg, Note, OnEvent, attempt, kept
@@ -37,7 +37,7 @@ ANSWER = 10.0
 """Seconds within which a scheduler must answer."""
 
 LOOK = 1.0
-"""Seconds between two looks at how many workers there are, while jobs wait for one."""
+"""Seconds between two looks at how many workers there are."""
 
 RESTART = 3600.0
 """Seconds that a lost process of our own may take to come back. After Dask's 15, which are few on a busy machine, the
@@ -81,7 +81,7 @@ def local_cluster(workers: int, threads: int, gpus: int = 0) -> Iterator[Engine]
             )
             stack.callback(_end, cluster)
             client = stack.enter_context(Client(cluster, set_as_default=False))
-        yield _Cluster(client, lambda jobs: cluster.scale(min(workers, jobs)), gpus)
+        yield _Cluster(client, lambda jobs: _staff(cluster, min(workers, jobs)), gpus)
 
 
 @contextmanager
@@ -123,14 +123,14 @@ class _Cluster:
         told: queue.SimpleQueue[tuple[int, bytes | Future[Any]]] = queue.SimpleQueue()
         topic = f"blockadapt-{uuid.uuid4().hex}"
         self._client.subscribe_topic(topic, lambda event: told.put(event[1]))
-        self._staff(len(jobs))
         waiting = list(range(len(jobs)))[::-1]
         under_way: dict[int, Future[Any]] = {}
         ends: dict[int, Done | Failed] = {}
         look = time.monotonic()
         try:
             while waiting or under_way:
-                if waiting and time.monotonic() >= look:
+                if time.monotonic() >= look:
+                    self._staff(len(jobs))
                     # A worker that dies makes all its jobs suspect, so none gets a second one to keep.
                     workers = len(self._client.nthreads())
                     if not workers and len(waiting) == len(jobs) and self._folder:
@@ -224,6 +224,23 @@ class _Unpacked:
 
     def __call__(self, report: Any) -> Any:
         return pickle.loads(self._errand)(report)
+
+
+def _staff(cluster: LocalCluster, workers: int) -> None:
+    """See to it that a cluster of our own has so many processes, or will have.
+
+    Dask starts a process that has died anew, but not one that dies before Dask knows that it has begun.
+    """
+    cluster.sync(_let_go, cluster)
+    cluster.scale(workers)
+
+
+async def _let_go(cluster: LocalCluster) -> None:
+    """Forget the processes that Dask has given up, so that others take their places."""
+    for name, nanny in [*cluster.workers.items()]:
+        if nanny.status in (Status.failed, Status.closed):
+            del cluster.workers[name]
+            await nanny.close()
 
 
 def _end(cluster: LocalCluster) -> None:

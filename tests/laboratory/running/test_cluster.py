@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,6 +108,34 @@ def test_a_lost_process_comes_back_however_long_it_takes(tmp_path: Path) -> None
         (end,), _ = do(engine, tmp_path, "die once")
     assert isinstance(end, Done)
     assert (tmp_path / "first").exists()
+
+
+@linux
+def test_a_process_that_dies_before_it_has_begun_is_replaced(tmp_path: Path) -> None:
+    """Dask starts another in place of one that dies later, and none in place of its first one if that dies so early."""
+
+    def newborn() -> list[int]:
+        return [pid for pid in {*children(os.getpid())} - before if b"spawn_main" in command_of(pid)]
+
+    def kill_at_birth() -> None:
+        wait_until(lambda: bool(newborn()))
+        for pid in newborn():
+            os.kill(pid, signal.SIGKILL)
+
+    before = {*children(os.getpid())}
+    killer = threading.Thread(target=kill_at_birth)
+    with local_cluster(1, 1) as engine:
+        killer.start()
+        (end,), _ = do(engine, tmp_path, "a")
+        killer.join()
+    assert isinstance(end, Done)
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 @pytest.mark.slow
