@@ -17,10 +17,13 @@ from blockadapt.validation import require, require_bool, require_choice, require
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
-_FUSED = {"c_attn", "qkv", "qkv_proj", "to_qkv", "query_key_value", "Wqkv", "in_proj_weight", "in_proj_bias"}
+_FUSED = {
+    *("c_attn", "qkv", "qkv_proj", "to_qkv", "query_key_value", "Wqkv", "in_proj_qkv", "in_proj_qkvz"),
+    *("in_proj_weight", "in_proj_bias"),
+}
 """Names of projections, or of their parameters, that hold q, k and v one after another."""
 
-_HEAD_SIZES = ("head_dim", "head_size", "attention_head_size")
+_HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "head_k_dim")
 """Names under which an attention module keeps the size of a head."""
 
 _HEAD_COUNTS = ("num_heads", "n_head", "n_heads", "heads", "num_attention_heads")

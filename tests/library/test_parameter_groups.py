@@ -271,7 +271,9 @@ def sizes(model: nn.Module, **options: Any) -> dict[str, int | None]:
     return {name: group.get("block_size") for group in groups for name, _ in group["params"]}
 
 
-@pytest.mark.parametrize("name", ["c_attn", "qkv", "qkv_proj", "to_qkv", "query_key_value", "Wqkv"])
+@pytest.mark.parametrize(
+    "name", ["c_attn", "qkv", "qkv_proj", "to_qkv", "query_key_value", "Wqkv", "in_proj_qkv", "in_proj_qkvz"]
+)
 def test_no_block_of_a_fused_projection_straddles_heads(name: str) -> None:
     found = sizes(Attention(name, head_size=16, heads=3))
     assert found == {f"{name}.weight": 8, f"{name}.bias": 8, "out.weight": None, "out.bias": None}
@@ -312,6 +314,16 @@ def test_the_block_size_of_a_fused_projection_is_the_largest_that_fits(
     options = {} if asked is None else {"block_size": asked}
     found = sizes(Attention("qkv", head_size, heads, tells=tells), **options)
     assert found["qkv.weight"] == found["qkv.bias"] == expected, why
+
+
+@pytest.mark.parametrize("name", ["head_dim", "head_size", "attention_head_size", "head_k_dim"])
+def test_attention_tells_the_size_of_its_heads(name: str) -> None:
+    """Of 320 outputs: no third of them is a whole number, and 10 divides them."""
+    attention = nn.Module()
+    attention.qkv = nn.Linear(5, 320)
+    assert sizes(attention)["qkv.weight"] is None
+    setattr(attention, name, 64)
+    assert sizes(attention)["qkv.weight"] == 8
 
 
 @pytest.mark.parametrize("name", ["num_heads", "n_head", "n_heads", "heads", "num_attention_heads"])
