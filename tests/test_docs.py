@@ -118,6 +118,14 @@ def test_the_readme_links_to_every_document() -> None:
     assert {path for path in DOCUMENTS[1:] if path.resolve() not in linked} == set()
 
 
+def test_the_sites_menu_has_every_page() -> None:
+    """The build is strict: it fails on a page that nobody finds."""
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    pages = re.findall(r"([\w./-]+\.md)$", menu, re.MULTILINE)
+    there = [path.relative_to(ROOT / "docs").as_posix() for path in DOCUMENTS if path.is_relative_to(ROOT / "docs")]
+    assert sorted(pages) == sorted([*there, "index.md", "contributing.md", "changelog.md", "examples.md"])
+
+
 def test_the_examples_page_has_a_row_for_every_example() -> None:
     page = ROOT / "examples" / "README.md"
     rows = re.findall(r"^\| \[[^\]]*\]\(([^)]+)\) \|", page.read_text(encoding="utf-8"), re.MULTILINE)

@@ -17,11 +17,17 @@ from blockadapt.validation import require, require_bool, require_choice, require
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
-_FUSED = {"c_attn", "qkv", "qkv_proj", "query_key_value", "Wqkv", "in_proj_weight", "in_proj_bias"}
+_FUSED = {
+    *("c_attn", "qkv", "qkv_proj", "to_qkv", "query_key_value", "Wqkv", "in_proj_qkv", "in_proj_qkvz"),
+    *("in_proj_weight", "in_proj_bias"),
+}
 """Names of projections, or of their parameters, that hold q, k and v one after another."""
 
-_HEAD_SIZES = ("head_dim", "head_size", "attention_head_size")
+_HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "head_k_dim")
 """Names under which an attention module keeps the size of a head."""
+
+_HEAD_COUNTS = ("num_heads", "n_head", "n_heads", "heads", "num_attention_heads")
+"""Names under which it keeps how many heads there are."""
 
 _BLOCK_SIZE = 10
 """What the optimizers take where nobody asks for a block size."""
@@ -57,8 +63,10 @@ def param_groups(
 
     Where q, k and v are one projection, its group gets the largest `block_size` that divides the size of a head, so
     that no block straddles heads; if that is less than half of the one asked for, then one that divides a third of
-    the outputs; and if that is too small as well, the one asked for. Give `block_size` here rather than to the
-    optimizer, or it is taken to be 10.
+    the outputs; and if that is too small as well, the one asked for. A module that tells only how many heads it has
+    is taken to have as many for k and v. Give `block_size` here rather than to the optimizer, or it is taken to be 10.
+
+    What PEFT puts beside a head or a fused projection, or trains in its place, is cut as that is.
 
     A parameter that several modules share is taken once, under its first name. What a parametrization such as
     `weight_norm` keeps of a weight follows the weight's rule.
@@ -98,16 +106,17 @@ def param_groups(
             if param in seen:
                 continue
             seen.add(param)
+            full = f"{prefix}.{name}" if prefix else name
             if param in words:
                 rule = _Rule(embeddings)
             elif param in word_biases:
                 rule = _Rule("diagonal", is_norm_or_bias=True)
             else:
-                rule = _rule(layer_of(model, prefix, module), name, param)
-                if _FUSED & {prefix.rpartition(".")[2], name}:
-                    attention = module if name in _FUSED else model.get_submodule(prefix.rpartition(".")[0])
-                    rule = rule._replace(block_size=_block_size_within_heads(attention, module, param, block_size))
-            found.setdefault(rule, []).append((f"{prefix}.{name}" if prefix else name, param))
+                layer = layer_of(model, prefix, module)
+                rule, attention = _rule(layer, name, param), _attention_of(model, full)
+                if attention is not None:
+                    rule = rule._replace(block_size=_block_size_within_heads(attention, layer, param, block_size))
+            found.setdefault(rule, []).append((full, param))
 
     groups = []
     for rule, params in found.items():
@@ -159,7 +168,7 @@ def _heads(model: nn.Module, tables: Sequence[nn.Embedding | nn.EmbeddingBag]) -
     asked = [getattr(module, "get_output_embeddings", None) for module in model.modules()]
     answers = [ask() for ask in asked if ask is not None]
     if answers:
-        return [head for head in answers if isinstance(head, nn.Linear)]
+        return [layer for head in answers if isinstance(head, nn.Module) for layer in _widest(head)]
     by_outputs: dict[int, list[nn.Linear]] = {}
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -168,18 +177,36 @@ def _heads(model: nn.Module, tables: Sequence[nn.Embedding | nn.EmbeddingBag]) -
     return [linears[0] for linears in candidates if len(linears) == 1]
 
 
-def _block_size_within_heads(attention: nn.Module, module: nn.Module, param: Tensor, block_size: int) -> int | None:
+def _widest(head: nn.Module) -> list[nn.Linear]:
+    """Return the Linear layers of a head that predict its words: itself, or what PEFT has put around or beside it."""
+    linears = [module for module in head.modules() if isinstance(module, nn.Linear)]
+    words = max((linear.out_features for linear in linears), default=0)
+    return [linear for linear in linears if linear.out_features == words]
+
+
+def _attention_of(model: nn.Module, name: str) -> nn.Module | None:
+    """Return the module whose fused projection a parameter belongs to, itself or as an adapter of PEFT's below it."""
+    path = [part for part in name.split(".") if part != "parametrizations"]
+    above = [path[:position] for position, part in enumerate(path) if part in _FUSED]
+    return model.get_submodule(".".join(above[0])) if above else None
+
+
+def _block_size_within_heads(attention: nn.Module, layer: nn.Module, param: Tensor, block_size: int) -> int | None:
     """Return the block size, at most the one asked for, with which no block straddles heads, or else q, k and v.
 
     None where that is the one asked for, or where it would be less than half of it.
     """
-    outputs = param.shape[-1] if _is_conv1d(module) else param.shape[0]
-    sizes = [getattr(attention, name, None) for name in _HEAD_SIZES]
-    extents = [size for size in sizes if isinstance(size, int) and size > 0 and outputs % size == 0]
-    if outputs % 3 == 0:
-        extents.append(outputs // 3)
-    for extent in extents:
+    outputs = param.shape[-1] if _is_conv1d(layer) else param.shape[0]
+    sizes = [size for size in _integers(attention, _HEAD_SIZES) if outputs % size == 0]
+    parts = [3 * heads for heads in _integers(attention, _HEAD_COUNTS)] + [3]
+    for extent in sizes + [outputs // part for part in parts if outputs % part == 0]:
         best = max(n for n in range(1, block_size + 1) if extent % n == 0)
         if 2 * best >= block_size:
             return best if best != block_size else None
     return None
+
+
+def _integers(module: nn.Module, names: Sequence[str]) -> list[int]:
+    """Return what a module keeps under these names, where it is a positive integer."""
+    values = (getattr(module, name, None) for name in names)
+    return [value for value in values if isinstance(value, int) and value > 0]

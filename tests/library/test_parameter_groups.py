@@ -200,6 +200,25 @@ def test_hugging_faces_models_tell_their_heads(head_bias: bool) -> None:
         assert found["transformer.h.0.mlp.c_fc.bias"] == "chunk"
 
 
+@pytest.mark.filterwarnings("default")  # what other packages warn of is theirs
+def test_what_peft_puts_beside_a_head_or_trains_in_its_place_follows_the_embedding() -> None:
+    peft = pytest.importorskip("peft", reason='needs pip install "blockadapt[trainers]"')
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
+    )
+    for options, kept in (
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "modules_to_save.default.weight"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "lora_B.default.weight"),
+    ):
+        adapted = peft.get_peft_model(LlamaForCausalLM(config), peft.LoraConfig(r=4, **options))
+        found = rules(adapted, embeddings="diagonal")
+        assert found[f"base_model.model.lm_head.{kept}"] == "diagonal"
+        assert found.get("base_model.model.lm_head.lora_A.default.weight", "auto") == "auto"
+        assert found["base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight"] == "auto"
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_conv1d_moves_as_the_same_layer_written_as_linear(cls: type[BlockOptimizer]) -> None:
     """13 outputs in blocks of 4: there is a short last run."""
@@ -252,10 +271,21 @@ def sizes(model: nn.Module, **options: Any) -> dict[str, int | None]:
     return {name: group.get("block_size") for group in groups for name, _ in group["params"]}
 
 
-@pytest.mark.parametrize("name", ["c_attn", "qkv", "qkv_proj", "query_key_value", "Wqkv"])
+@pytest.mark.parametrize(
+    "name", ["c_attn", "qkv", "qkv_proj", "to_qkv", "query_key_value", "Wqkv", "in_proj_qkv", "in_proj_qkvz"]
+)
 def test_no_block_of_a_fused_projection_straddles_heads(name: str) -> None:
     found = sizes(Attention(name, head_size=16, heads=3))
     assert found == {f"{name}.weight": 8, f"{name}.bias": 8, "out.weight": None, "out.bias": None}
+
+
+def test_no_block_of_what_lies_below_a_fused_projection_straddles_heads() -> None:
+    """As what a parametrization keeps of it, and PEFT's adapters beside it."""
+    attention = Attention("qkv", head_size=16, heads=3)
+    attention.qkv = nn.ModuleDict({"base_layer": weight_norm(attention.qkv), "lora_B": nn.Linear(2, 144, bias=False)})
+    kept = ["base_layer.bias", *(f"base_layer.parametrizations.weight.original{i}" for i in (0, 1)), "lora_B.weight"]
+    found = sizes(attention)
+    assert [found[f"qkv.{name}"] for name in kept] == [8] * 4
 
 
 def test_no_block_of_torchs_own_attention_straddles_heads() -> None:
@@ -284,6 +314,27 @@ def test_the_block_size_of_a_fused_projection_is_the_largest_that_fits(
     options = {} if asked is None else {"block_size": asked}
     found = sizes(Attention("qkv", head_size, heads, tells=tells), **options)
     assert found["qkv.weight"] == found["qkv.bias"] == expected, why
+
+
+@pytest.mark.parametrize("name", ["head_dim", "head_size", "attention_head_size", "head_k_dim"])
+def test_attention_tells_the_size_of_its_heads(name: str) -> None:
+    """Of 320 outputs: no third of them is a whole number, and 10 divides them."""
+    attention = nn.Module()
+    attention.qkv = nn.Linear(5, 320)
+    assert sizes(attention)["qkv.weight"] is None
+    setattr(attention, name, 64)
+    assert sizes(attention)["qkv.weight"] == 8
+
+
+@pytest.mark.parametrize("name", ["num_heads", "n_head", "n_heads", "heads", "num_attention_heads"])
+def test_the_number_of_heads_tells_their_size(name: str) -> None:
+    """20 heads of 64, as in nanoGPT's large model: a third of the outputs is 1,280, which 10 divides and 64 not."""
+    attention = Attention("c_attn", head_size=64, heads=20, tells=False)
+    assert sizes(attention)["c_attn.weight"] is None
+    setattr(attention, name, 20)
+    assert sizes(attention)["c_attn.weight"] == 8
+    setattr(attention, name, 7)  # no number of heads that the outputs could have
+    assert sizes(attention)["c_attn.weight"] is None
 
 
 def test_a_head_size_that_does_not_divide_the_outputs_is_no_head_size() -> None:
