@@ -17,7 +17,7 @@ from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import require_no_url
 from blockadapt_experiments.files.checked import is_marked
 from blockadapt_experiments.results.measurements import runs_asked
-from blockadapt_experiments.results.recorded_runs import EXPERIMENT, read_experiment, read_run, read_tuned
+from blockadapt_experiments.results.recorded_runs import EXPERIMENT, LEFT, read_experiment, read_run, read_tuned
 from blockadapt_experiments.results.summary import Summary
 
 HEAD = {"experiment": str, "scale": str, "settings": dict, "command": str, "environment": dict}
@@ -37,7 +37,8 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
     head = _read_head(out)
     experiment = experiment or get_experiment(head["experiment"])
     settings = head["settings"]
-    runs = [read_run(path.parent) for path in sorted(out.glob("runs/*/*/seed-*/run.json"))]
+    left = [path for name in LEFT for path in out.glob(f"runs/*/*/seed-*/{name}")]
+    runs = [read_run(folder) for folder in sorted({path.parent for path in left})]
     return Summary(
         out=out,
         experiment=experiment,

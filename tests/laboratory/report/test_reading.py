@@ -73,6 +73,16 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
         assert refusal(tmp_path).startswith(f"report: {str(path)!r} ")
 
 
+@pytest.mark.parametrize("left", ["metrics.jsonl", "timing.jsonl", "result.json"])
+def test_a_run_that_has_lost_its_description_is_not_passed_over(tmp_path: Path, left: str) -> None:
+    write_experiment(tmp_path)
+    run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[1.0]))
+    for path in run.iterdir():
+        if path.name != left:
+            path.unlink()
+    assert refusal(tmp_path) == f"report: {str(run / 'run.json')!r} is missing."
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "result.json", "arrays.npz"])
 @pytest.mark.parametrize("content", ['{"epoch": 1}\n{oops\n', "[]\n", "{}\n", "", None])
 def test_a_run_whose_record_is_damaged_does_not_count(tmp_path: Path, name: str, content: str | None) -> None:
