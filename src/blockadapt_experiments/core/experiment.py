@@ -50,9 +50,9 @@ class Experiment(Design, Generic[ConfigT]):
 
     Attributes:
         config: The class of its settings, a frozen dataclass that `core/config.py` fills from TOML.
-        variants: The variants of these settings, [""] if there is no sweep.
         task: Makes the run, with this learning rate. With `tuning` it never touches test data: it trains on a part of
             the training data and its rows hold `objective`, measured on the rest.
+        variants: The variants of these settings, [""] if there is no sweep.
         dtype: Of what its optimizers move. The kernel for it is made ready before the clock of a run starts.
         model: Makes the network that is trained; None if there is none that `blockadapt plan` could cut up.
         claims: The paper's claims.
@@ -62,8 +62,8 @@ class Experiment(Design, Generic[ConfigT]):
     """
 
     config: type[ConfigT]
-    variants: Callable[[ConfigT], Sequence[str]]
     task: Callable[[ConfigT, RunKey, float, Path | None, bool], Task]
+    variants: Callable[[ConfigT], Sequence[str]] = lambda settings: ("",)
     dtype: torch.dtype = torch.float32
     model: Callable[[ConfigT], nn.Module] | None = None
     claims: Sequence[Claim] = ()
