@@ -35,7 +35,7 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
         ValueError: If that is no directory of an experiment, or a record cannot be read; one sentence says which.
     """
     head = _read_head(out)
-    experiment = experiment or get_experiment(head["experiment"])
+    experiment = experiment or _experiment_of(head)
     settings = head["settings"]
     left = [path for name in LEFT for path in out.glob(f"runs/*/*/seed-*/{name}")]
     runs = [read_run(folder) for folder in sorted({path.parent for path in left})]
@@ -63,7 +63,22 @@ def recorded_experiment(out: Path) -> Experiment[Any]:
     Raises:
         ValueError: If that is no directory of an experiment, or of one that is not known.
     """
-    return get_experiment(recorded_name(out))
+    return _experiment_of(_read_head(out))
+
+
+def _experiment_of(head: Mapping[str, Any]) -> Experiment[Any]:
+    """Find the experiment that `experiment.json` names.
+
+    Raises:
+        ValueError: It is not known: there is none such, or it is a part whose file was not loaded.
+    """
+    name = head["experiment"]
+    try:
+        return get_experiment(name)
+    except ValueError:
+        if name not in head.get("code", {}):
+            raise
+    raise ValueError(f"report: {name!r} is not built in; load the file that registers it (--load FILE).")
 
 
 def recorded_name(out: Path) -> str:
