@@ -44,6 +44,11 @@ class Task(Protocol):
         ...
 
 
+def no_sweep(settings: object) -> Sequence[str]:
+    """Name the one variant of an experiment that sweeps nothing."""
+    return ("",)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Design, Generic[ConfigT]):
     """Joins a design with its settings, its runs, and how its results are judged and drawn.
@@ -63,7 +68,7 @@ class Experiment(Design, Generic[ConfigT]):
 
     config: type[ConfigT]
     task: Callable[[ConfigT, RunKey, float, Path | None, bool], Task]
-    variants: Callable[[ConfigT], Sequence[str]] = lambda settings: ("",)
+    variants: Callable[[ConfigT], Sequence[str]] = no_sweep
     dtype: torch.dtype = torch.float32
     model: Callable[[ConfigT], nn.Module] | None = None
     claims: Sequence[Claim] = ()
