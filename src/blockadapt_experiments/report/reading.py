@@ -24,7 +24,7 @@ HEAD = {"experiment": str, "scale": str, "settings": dict, "command": str, "envi
 """What a report needs of `experiment.json`."""
 
 
-def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
+def read(out: str | Path, experiment: Experiment[Any] | None = None) -> Summary:
     """Read the records in a directory.
 
     Args:
@@ -34,6 +34,7 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
     Raises:
         ValueError: If that is no directory of an experiment, or a record cannot be read; one sentence says which.
     """
+    out = Path(out)
     head = _read_head(out)
     experiment = experiment or _experiment_of(head)
     settings = head["settings"]
