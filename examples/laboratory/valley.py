@@ -115,7 +115,6 @@ register_experiment(
         config=ValleySettings,
         axis="step",
         metrics=(Metric("height", "height", log=True),),
-        variants=lambda settings: ("",),
         task=make_task,
         model=lambda settings: Point(0, settings.bend),
         claims=(Claim("Ours: with both weights in one block, Block-Adam comes further down than Adam.", judge),),

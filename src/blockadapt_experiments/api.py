@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from blockadapt.validation import require
 from blockadapt_experiments.commands.session import carry_out, make_session
 from blockadapt_experiments.core.config import load
 from blockadapt_experiments.experiments.registry import get_experiment
@@ -58,6 +59,7 @@ def run(
     """
     load_installed()
     chosen = {"seeds": seeds, "optimizers": optimizers}
+    _require_forms(chosen, {"arms": arms, "settings": settings})
     selection = {key: list(values) for key, values in chosen.items() if values is not None}
     changes = [*([settings] if settings else []), selection, {"arms": dict(arms or {})}]
     made = load(get_experiment(experiment), scale, changes)
@@ -96,6 +98,15 @@ def make_report(*runs: str | Path, out: str | Path | None = None) -> Path:
     if into is not None:
         require_no_url("report", into)
     return write_report(first, others=others, into=into)[0]
+
+
+def _require_forms(lists: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
+    """Refuse arguments that are no lists or no tables, where they are given; a string is no list of names."""
+    for key, values in lists.items():
+        listed = isinstance(values, Iterable) and not isinstance(values, str)
+        require(values is None or listed, "run", key, "a list", values)
+    for key, table in tables.items():
+        require(table is None or isinstance(table, Mapping), "run", key, "a table", table)
 
 
 def _command(experiment: str, scale: str, given: Mapping[str, Any]) -> str:

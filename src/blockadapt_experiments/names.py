@@ -21,6 +21,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return max(sorted(known), key=likeness)
 
 
+def require_optimizer(owner: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that no optimizer has.
+
+    Raises:
+        ValueError: There is none such; the sentence names the nearest.
+    """
+    if name not in known:
+        raise ValueError(f"{owner}: there is no optimizer {name!r}; the nearest is {nearest(name, known)!r}.")
+
+
 def require_optimizers(owner: str, key: str, names: Iterable[str], known: Collection[str]) -> None:
     """Refuse a name that no optimizer and no arm has.
 

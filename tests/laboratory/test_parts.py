@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -48,10 +49,29 @@ def test_an_experiment_of_your_own_leaves_records_and_a_report(tmp_path: Path) -
     blockadapt_experiments.load_file(VALLEY)
     summary = blockadapt_experiments.run("valley", "smoke", out=tmp_path, seeds=[0, 1], tune=True, quiet=True)
     assert (summary.arms, summary.seeds, summary.complete) == (["adam", "block-adam"], [0, 1], True)
+    assert blockadapt_experiments.read(str(tmp_path)).out == tmp_path
     assert {*read_tuned(tmp_path, "test")} == {"adam", "block-adam"}
     text = blockadapt_experiments.make_report(tmp_path).read_text(encoding="utf-8")
     assert "Block-Adam comes further down than Adam" in text
     assert "Rosenbrock" in text
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "rule"),
+    [
+        ("jobs", 0, "an integer >= 1"),  # which waited for ever
+        ("optimizers", "adam", "a list"),
+        ("seeds", 3, "a list"),
+        ("arms", ["b25"], "a table"),
+        ("settings", ["epochs=3"], "a table"),
+    ],
+)
+def test_a_call_that_cannot_be_gets_one_sentence_and_writes_nothing(
+    tmp_path: Path, argument: str, value: Any, rule: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^run: `{argument}` must be {rule}, got {re.escape(repr(value))}\\.$"):
+        blockadapt_experiments.run("toy-adagrad", "smoke", out=tmp_path / "out", **{argument: value})
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_data_set_a_model_and_an_optimizer_of_your_own_meet(tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ def experiment(**changes: Any) -> Experiment[NoSettings]:
         "config": NoSettings,
         "axis": "epoch",
         "metrics": (Metric("loss", "training loss", log=True), Metric("accuracy", "test accuracy (%)", better="high")),
-        "variants": lambda settings: [""],
         "task": None,
         "target": ("accuracy", 97.0),
     }

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from blockadapt_experiments.commands import display
-from blockadapt_experiments.commands.contents import CONTENTS, require_chosen, require_known
+from blockadapt_experiments.commands.contents import CONTENTS, require_arms, require_chosen, require_known
 from blockadapt_experiments.commands.display import say
 from blockadapt_experiments.files.atomic import require_directory, require_no_url, write_json
 from blockadapt_experiments.names import SCALES
@@ -154,6 +154,7 @@ def run(
         _require_no_storage(storage)
         if not _load(load):
             require_known(experiment, scale)
+            require_arms(arm or ())
             if optimizers is not None and not any(change.startswith("arms") for change in changes or ()):
                 require_chosen(experiment, scale, _names(optimizers), arm or ())
     from blockadapt_experiments.commands.session import carry_out, make_session

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from blockadapt_experiments.core.shipped import shipped_tables
 from blockadapt_experiments.drawing.colours import STYLES
-from blockadapt_experiments.names import NOT_IN_PAPER, SCALES, nearest, require_optimizers
+from blockadapt_experiments.names import NOT_IN_PAPER, SCALES, nearest, require_optimizer, require_optimizers
 
 CONTENTS: dict[str, tuple[str, str]] = {
     "toy-adagrad": (
@@ -73,3 +73,19 @@ def require_chosen(experiment: str, scale: str, optimizers: Sequence[str], arms:
     )
     known = {*STYLES, *own, *(arm.partition("=")[0] for arm in arms)}  # every optimizer has a style
     require_optimizers(experiment, "optimizers", optimizers, known)
+
+
+def require_arms(arms: Iterable[str]) -> None:
+    """Refuse an arm of an optimizer that does not exist, in the words that loading the settings has.
+
+    Args:
+        arms: As they are typed. One of another form is left to who reads it.
+
+    Raises:
+        ValueError: There is no such optimizer; the sentence names the nearest.
+    """
+    for arm in arms:
+        name, _, rest = arm.partition("=")
+        optimizer = rest.partition(",")[0].strip()
+        if optimizer and "=" not in optimizer:
+            require_optimizer(f"arms.{name}", optimizer, STYLES)

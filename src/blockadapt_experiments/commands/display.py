@@ -33,10 +33,10 @@ def on_terminal(console: Console) -> bool:
 
 
 def table_of(headings: Sequence[str], **options: Any) -> Table:
-    """Make an empty table in the style of all."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), **options)
-    for heading in headings:
-        table.add_column(heading)
+    """Make an empty table in the style of all: names stay in one line, and a narrow window cuts nothing off."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, **options)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=place == 0, overflow="fold")
     return table
 
 
@@ -156,9 +156,10 @@ def experiments_table(contents: Mapping[str, tuple[str, str]], scales: Mapping[s
 
 def optimizers_table(contenders: Iterable[Contender]) -> Table:
     """List what can be compared."""
-    table = table_of(("optimizer", "what", "adapts by", "default lr", "settings"))
+    table = table_of(("optimizer", "what", "adapts by", "lr", "settings"))
+    table.columns[1].max_width = 13  # in 80 columns there is room then for the longest name of a setting
     for contender in contenders:
-        settings = ", ".join(contender.types)
+        settings = " ".join(contender.types)
         table.add_row(contender.name, contender.label, contender.kind, f"{contender.lr:g}", settings)
     return table
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from blockadapt.validation import require
+from blockadapt.validation import require, require_integer
 from blockadapt_experiments.commands.display import duration, forecasts_table, job_progress, runs_table, say
 from blockadapt_experiments.core.config import completed, plain
 from blockadapt_experiments.experiments.registry import get_experiment
@@ -58,6 +58,7 @@ def make_session(
         require_no_url("run", request.data_dir, "data_dir")
     if tune_over and not tune:
         raise ValueError("run: `tune_over` must be given together with --tune.")
+    require_integer("run", "jobs", jobs, least=1)
     if cluster and jobs > 1:
         raise ValueError("run: `jobs` must be left out with --cluster, which does one run on each of its workers.")
     if cluster:  # workers have working directories of their own

@@ -54,7 +54,7 @@ from blockadapt_experiments.contenders.builders import (
     yogi,
 )
 from blockadapt_experiments.contenders.ggt import COLUMNS, COMPLEMENTS, MOMENTA, SCOPES
-from blockadapt_experiments.names import nearest
+from blockadapt_experiments.names import require_optimizer
 
 LOST = (NonFiniteGradientError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 """What an optimizer raises where a run has diverged: ours and GGT at the gradient, Shampoo and SOAP at its factors."""
@@ -203,10 +203,10 @@ def make_optimizer(
         lr: The learning rate; a schedule may move it later, and the ends of clipped spectra follow.
         settings: What the contenders of an experiment share.
         steps: How many steps the run will take in all. The speed of clipping depends on it.
-        changes: The settings that an arm has of its own.
+        changes: The settings that an arm has of its own, as `core.settings` has checked them.
 
     Raises:
-        ValueError: There is no such contender, or it has no such setting; the sentence names the nearest.
+        ValueError: There is no such contender, and the sentence names the nearest; or `lr` or `steps` cannot be.
     """
     contender = find_contender("make_optimizer", name)
     require_number("make_optimizer", "lr", lr, above=0)
@@ -238,8 +238,7 @@ def find_contender(owner: str, name: str) -> Contender:
     Raises:
         ValueError: There is none; the sentence names the nearest.
     """
-    if name not in CONTENDERS:
-        raise ValueError(f"{owner}: there is no optimizer {name!r}; the nearest is {nearest(name, CONTENDERS)!r}.")
+    require_optimizer(owner, name, CONTENDERS)
     return CONTENDERS[name]
 
 

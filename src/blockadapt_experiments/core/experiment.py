@@ -44,15 +44,20 @@ class Task(Protocol):
         ...
 
 
+def no_sweep(settings: object) -> Sequence[str]:
+    """Name the one variant of an experiment that sweeps nothing."""
+    return ("",)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Design, Generic[ConfigT]):
     """Joins a design with its settings, its runs, and how its results are judged and drawn.
 
     Attributes:
         config: The class of its settings, a frozen dataclass that `core/config.py` fills from TOML.
-        variants: The variants of these settings, [""] if there is no sweep.
         task: Makes the run, with this learning rate. With `tuning` it never touches test data: it trains on a part of
             the training data and its rows hold `objective`, measured on the rest.
+        variants: The variants of these settings, [""] if there is no sweep.
         dtype: Of what its optimizers move. The kernel for it is made ready before the clock of a run starts.
         model: Makes the network that is trained; None if there is none that `blockadapt plan` could cut up.
         claims: The paper's claims.
@@ -62,8 +67,8 @@ class Experiment(Design, Generic[ConfigT]):
     """
 
     config: type[ConfigT]
-    variants: Callable[[ConfigT], Sequence[str]]
     task: Callable[[ConfigT, RunKey, float, Path | None, bool], Task]
+    variants: Callable[[ConfigT], Sequence[str]] = no_sweep
     dtype: torch.dtype = torch.float32
     model: Callable[[ConfigT], nn.Module] | None = None
     claims: Sequence[Claim] = ()

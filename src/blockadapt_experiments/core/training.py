@@ -46,7 +46,7 @@ class TrainingSettings:
         epochs: Passes over the training images.
         batch: Size of the minibatches; the last of an epoch may be smaller.
         schedule: Of the learning rate.
-        measured_examples: The number of training images, from the first on, that each epoch ends with measuring.
+        measured_examples: The most training images, from the first on, that each epoch ends with measuring.
         validation_fraction: Share of the training images that is held out where learning rates are tuned, or where the
             schedule needs it.
     """

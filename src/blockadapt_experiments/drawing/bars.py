@@ -44,7 +44,7 @@ def draw_bars(title: str, unit: str, panels: Sequence[Panel], path: Path) -> Pat
 
 def bar_figure(title: str, unit: str, panels: Sequence[Panel]) -> Figure:
     """Make the figure that `draw_bars` writes."""
-    from matplotlib.figure import Figure  # here, because experiments are listed without it
+    from matplotlib.figure import Figure  # here, because a run does without it
 
     labels = list(dict.fromkeys(label for panel in reversed(panels) for label in panel.bars))
     columns = min(len(panels), ROW)

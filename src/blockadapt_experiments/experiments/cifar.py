@@ -347,7 +347,6 @@ def _experiment(name: str, title: str, section: str) -> Experiment[Any]:
         config=CifarSettings,
         axis="epoch",
         metrics=METRICS,
-        variants=lambda settings: ("",),
         task=_make_task(DATA[name], model),
         model=model,
         claims=(*CLAIMS, *OUR_CLAIMS),

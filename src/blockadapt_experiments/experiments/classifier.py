@@ -112,7 +112,6 @@ def register_classifier(
         config=ClassifierSettings,
         axis="epoch",
         metrics=METRICS,
-        variants=lambda settings: ("",),
         task=make,
         model=lambda settings: model(),
         claims=claims,

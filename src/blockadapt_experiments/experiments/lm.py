@@ -290,7 +290,6 @@ EXPERIMENTS = (
         config=LmSettings,
         axis="epoch",
         metrics=METRICS,
-        variants=lambda settings: ("",),
         task=make_task,
         model=lambda settings: make_model(settings, settings.vocabulary),
         claims=CLAIMS,

@@ -190,7 +190,6 @@ def _experiment(name: str, title: str, model: Callable[[], nn.Module], target: f
         config=MnistSettings,
         axis="epoch",
         metrics=METRICS,
-        variants=lambda settings: ("",),
         task=_make_task(model),
         model=lambda settings: model(),
         claims=CLAIMS,

@@ -64,10 +64,12 @@ def read_json(path: Path, owner: str = "blockadapt", fields: Mapping[str, type] 
         fields: What the table must have, and of which type.
 
     Raises:
-        ValueError: It is no such table; the sentence names the file.
+        ValueError: It is no such table, or not there; the sentence names the file.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{owner}: {str(path)!r} is missing.") from None
     except ValueError as error:
         raise ValueError(f"{owner}: {str(path)!r} is not valid JSON ({error}).") from None
     if not isinstance(content, dict):

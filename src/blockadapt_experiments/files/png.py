@@ -10,7 +10,7 @@ from blockadapt_experiments.files.atomic import atomic
 
 def write_png(figure: Any, path: Path) -> Path:
     """Write the figure, and return the path."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, because experiments are listed without it
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, because a run does without it
 
     with atomic(path) as file:
         FigureCanvasAgg(figure).print_png(file)

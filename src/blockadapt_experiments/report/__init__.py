@@ -63,7 +63,7 @@ def write_report(
         return _write(experiment, summary, compared, into / "report.html", directory)
     except OSError as error:
         rule = f"a directory that can be written to ({error.strerror or error})"
-        raise ValueError(refusal("report", "dir", rule, str(into))) from None
+        raise ValueError(refusal("report", "dir" if into == out else "out", rule, str(into))) from None
 
 
 def _write(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from blockadapt_experiments.drawing.colours import Style, styles_of
+from blockadapt_experiments.drawing.legend import add_legend
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.measurements import Metric
 from blockadapt_experiments.results.summary import Band, Curve, Summary
@@ -81,16 +82,6 @@ def panel_grid(count: int, sharex: bool) -> tuple[Figure, list[Any]]:
     for panel in every[count:]:
         panel.set_visible(False)
     return figure, list(every[:count])
-
-
-def add_legend(figure: Figure, panels: Sequence[Any]) -> None:
-    """Put what the panels show below them, each name once."""
-    named = {
-        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    abreast = len(named) if len(named) <= 5 else math.ceil(len(named) / 2)
-    look = {"ncols": max(abreast, 1), "frameon": False, "fontsize": 9}
-    figure.legend(list(named.values()), list(named), loc="outside lower center", **look)
 
 
 def set_log_ticks(axis: Any, shown: tuple[float, float]) -> None:

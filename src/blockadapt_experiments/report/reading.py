@@ -17,14 +17,14 @@ from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import require_no_url
 from blockadapt_experiments.files.checked import is_marked
 from blockadapt_experiments.results.measurements import runs_asked
-from blockadapt_experiments.results.recorded_runs import EXPERIMENT, read_experiment, read_run, read_tuned
+from blockadapt_experiments.results.recorded_runs import EXPERIMENT, LEFT, read_experiment, read_run, read_tuned
 from blockadapt_experiments.results.summary import Summary
 
 HEAD = {"experiment": str, "scale": str, "settings": dict, "command": str, "environment": dict}
 """What a report needs of `experiment.json`."""
 
 
-def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
+def read(out: str | Path, experiment: Experiment[Any] | None = None) -> Summary:
     """Read the records in a directory.
 
     Args:
@@ -34,10 +34,12 @@ def read(out: Path, experiment: Experiment[Any] | None = None) -> Summary:
     Raises:
         ValueError: If that is no directory of an experiment, or a record cannot be read; one sentence says which.
     """
+    out = Path(out)
     head = _read_head(out)
-    experiment = experiment or get_experiment(head["experiment"])
+    experiment = experiment or _experiment_of(head)
     settings = head["settings"]
-    runs = [read_run(path.parent) for path in sorted(out.glob("runs/*/*/seed-*/run.json"))]
+    left = [path for name in LEFT for path in out.glob(f"runs/*/*/seed-*/{name}")]
+    runs = [read_run(folder) for folder in sorted({path.parent for path in left})]
     return Summary(
         out=out,
         experiment=experiment,
@@ -62,7 +64,22 @@ def recorded_experiment(out: Path) -> Experiment[Any]:
     Raises:
         ValueError: If that is no directory of an experiment, or of one that is not known.
     """
-    return get_experiment(recorded_name(out))
+    return _experiment_of(_read_head(out))
+
+
+def _experiment_of(head: Mapping[str, Any]) -> Experiment[Any]:
+    """Find the experiment that `experiment.json` names.
+
+    Raises:
+        ValueError: It is not known: there is none such, or it is a part whose file was not loaded.
+    """
+    name = head["experiment"]
+    try:
+        return get_experiment(name)
+    except ValueError:
+        if name not in head.get("code", {}):
+            raise
+    raise ValueError(f"report: {name!r} is not built in; load the file that registers it (--load FILE).")
 
 
 def recorded_name(out: Path) -> str:

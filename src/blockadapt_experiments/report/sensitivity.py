@@ -10,8 +10,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from blockadapt_experiments.drawing.colours import Style, styles_of
+from blockadapt_experiments.drawing.legend import add_legend
 from blockadapt_experiments.files.png import write_png
-from blockadapt_experiments.report.figures import add_legend, panel_grid, set_log_ticks
+from blockadapt_experiments.report.figures import panel_grid, set_log_ticks
 from blockadapt_experiments.results.summary import Summary
 
 SPREAD = 10

@@ -36,6 +36,9 @@ Tuned = dict[str, dict[str, dict[str, Any]]]
 COUNTED = ("run.json", "metrics.jsonl", "timing.jsonl")
 """The files that every result counts; it counts `arrays.npz` where the run left arrays."""
 
+LEFT = (*COUNTED, "result.json")
+"""What every finished run leaves. A folder with none of it is of a run that was killed before it wrote anything."""
+
 WEIGHTS_ALONE = ["weights"]
 """Arrays that no report reads, so that `blockadapt pack` leaves their file behind: it may be missing."""
 

@@ -53,7 +53,7 @@ _alone = threading.Lock()
 
 @contextmanager
 def local_cluster(workers: int, threads: int, gpus: int = 0) -> Iterator[Engine]:
-    """Start `count` processes on this machine; they end with the block, and with this process whatever ends it.
+    """Start processes on this machine; they end with the block, and with this process whatever ends it.
 
     Args:
         workers: How many.

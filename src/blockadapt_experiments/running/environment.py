@@ -60,9 +60,7 @@ def git_state() -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout.strip()
 
     try:
-        git(
-            "ls-files", "--error-unmatch", here.name
-        )  # installed below somebody else's checkout, it is not tracked there
+        git("ls-files", "--error-unmatch", here.name)  # below somebody else's checkout it is not tracked
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return None

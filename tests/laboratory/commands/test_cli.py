@@ -49,7 +49,7 @@ def test_list_shows_optimizers_and_settings(command: Command) -> None:
     assert said.code == 0
     for name, contender in CONTENDERS.items():
         (line,) = (line for line in said.out.splitlines() if line.split()[:1] == [name])
-        assert contender.label in line
+        assert contender.label.split()[0] in line
     said = command("list", "--settings", "mnist-lenet300")
     shown = {line.split()[0]: line for line in said.out.splitlines() if line.split()}
     experiment = get_experiment("mnist-lenet300")
@@ -57,6 +57,16 @@ def test_list_shows_optimizers_and_settings(command: Command) -> None:
     assert shown["epochs"].split() == ["epochs", "2", "20", "100"]
     said = command("list", "--settings", "mnist-lenet30")
     assert said == (2, "", "blockadapt: there is no experiment 'mnist-lenet30'; the nearest is 'mnist-lenet300'.\n")
+
+
+def test_in_a_narrow_window_every_name_can_be_read_and_copied(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = command("list", "--optimizers").out.split()
+    assert {name for contender in CONTENDERS.values() for name in (contender.name, *contender.types)} <= {*words}
+    words = command("list", "--settings", "mnist-lenet300").out.split()
+    assert {*keys(get_experiment("mnist-lenet300").config)} - {"lr", "arms"} <= {*words}
 
 
 LIGHT = """
@@ -103,6 +113,11 @@ finally:
             ("run", "terms", "--optimizers", "b52", "--arm", "b25=block-adam,block_size=25"),
             2,
             "terms: `optimizers` has an unknown optimizer 'b52'; the nearest is 'b25'.\n",
+        ),
+        (
+            ("run", "terms", "--arm", "b25=block-adm,block_size=25"),
+            2,
+            "arms.b25: there is no optimizer 'block-adm'; the nearest is 'block-adam'.\n",
         ),
     ],
 )

@@ -26,10 +26,15 @@ def test_an_overview_is_written_or_refused_in_one_sentence(command: Command, tmp
     rule = "directories of experiments that have one measure"
     said = command("report", "--overview", str(toy))
     assert said == (2, "", f"report: `dir` must be {rule}, got toy-landscape in {toy}.\n")
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_as_what_it_was_given_as(command: Command, tmp_path: Path) -> None:
+    out = write_ends(tmp_path / "cnn", "cifar10-cnn", CNN)
     (tmp_path / "file").write_text("in the way")
-    said = command("report", "--overview", outs[0], "--out", str(tmp_path / "file"))
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("report: `out` must be a directory that can be written to (File exists), got '")
+    for options in ([], ["--overview"]):
+        said = command("report", str(out), "--out", str(tmp_path / "file"), *options)
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith("report: `out` must be a directory that can be written to (")
 
 
 def test_a_reference_that_is_not_there_is_refused_before_anything_is_written(command: Command, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("scipy", reason="needs the `experiments` extra")
 from blockadapt_experiments.core.config import load, plain
 from blockadapt_experiments.experiments.registry import get_experiment
 from blockadapt_experiments.files.atomic import read_json
+from blockadapt_experiments.files.checked import write_sealed
 from blockadapt_experiments.report import write_report
 from blockadapt_experiments.report.reading import read
 from blockadapt_experiments.report.together import together
@@ -73,6 +74,16 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
         assert refusal(tmp_path).startswith(f"report: {str(path)!r} ")
 
 
+@pytest.mark.parametrize("left", ["metrics.jsonl", "timing.jsonl", "result.json"])
+def test_a_run_that_has_lost_its_description_is_not_passed_over(tmp_path: Path, left: str) -> None:
+    write_experiment(tmp_path)
+    run = write_run(tmp_path, "adam", "", 0, rows_of(loss=[1.0]))
+    for path in run.iterdir():
+        if path.name != left:
+            path.unlink()
+    assert refusal(tmp_path) == f"report: {str(run / 'run.json')!r} is missing."
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "result.json", "arrays.npz"])
 @pytest.mark.parametrize("content", ['{"epoch": 1}\n{oops\n', "[]\n", "{}\n", "", None])
 def test_a_run_whose_record_is_damaged_does_not_count(tmp_path: Path, name: str, content: str | None) -> None:
@@ -111,3 +122,13 @@ def test_an_unknown_experiment_is_refused(tmp_path: Path) -> None:
     write_experiment(tmp_path, "mnist-lenet30")
     with pytest.raises(ValueError, match="the nearest is 'mnist-lenet300'"):
         read(tmp_path)
+
+
+def test_an_experiment_whose_file_was_not_loaded_is_said_to_be_that(tmp_path: Path) -> None:
+    write_experiment(tmp_path, "my-own")
+    path = tmp_path / "experiment.json"
+    write_sealed(path, {**read_json(path), "code": {"my-own": "0" * 64}})
+    sentence = r"^report: 'my-own' is not built in; load the file that registers it \(--load FILE\)\.$"
+    for refused in (read, write_report):
+        with pytest.raises(ValueError, match=sentence):
+            refused(tmp_path)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from blockadapt_experiments.data.sprites import NAMES
 from blockadapt_experiments.drawing.colours import styles_of
+from blockadapt_experiments.drawing.legend import add_legend
 from blockadapt_experiments.files.png import write_png
 from blockadapt_experiments.results.intervals import interval
 from blockadapt_experiments.results.summary import Summary
@@ -69,7 +70,7 @@ def _draw_mig(summary: Summary, directory: Path) -> Iterator[Path]:
     panel.set_ylabel("MIG")
     panel.grid(axis="y", color="#E0E0E0", linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=min(len(found), 5), frameon=False, fontsize=9)
+    add_legend(figure, [panel])
     yield write_png(figure, directory / "tcvae-mig-against-beta.png")
 
 
