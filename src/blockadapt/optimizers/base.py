@@ -25,6 +25,7 @@ from blockadapt.optimizers.options import (
     require_kept,
     require_listed_once,
     require_lists,
+    require_lr_of,
     require_options,
     require_params,
 )
@@ -45,7 +46,7 @@ from blockadapt.spectrum import (
     resolution_of,
 )
 from blockadapt.terms import Term, term_of
-from blockadapt.validation import Described, refusal, require_lr
+from blockadapt.validation import Described, refusal
 
 Closure = Callable[[], Any]
 
@@ -203,7 +204,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         require_lists(owner, self.param_groups)
         units = self._units.of(self.param_groups)
         for group in self.param_groups:
-            require_lr(owner, group["lr"])
+            require_lr_of(owner, group)
             require_kept(owner, group)
         self._ranks.warn()
         return units
@@ -308,7 +309,7 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def require_group(self, group: Group) -> None:
         """Raise unless every option of this group is valid, and its parameters can be cut as they say."""
-        require_lr(type(self).__name__, group["lr"])
+        require_lr_of(type(self).__name__, group)
         self._require_options_of(group)
         self._require_cut_of(group)
 
