@@ -16,7 +16,7 @@ from blockadapt.kernels import Coefficients, Descent, Kernel, get_kernel
 from blockadapt.moments import FirstMoment, SecondMoment
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.autocast import without_autocast
-from blockadapt.optimizers.concurrency import Alone, ToldToOthers
+from blockadapt.optimizers.concurrency import Alone, ToldToOthers, Uninterrupted
 from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.gradients import Gradients, are_small, are_usable, refuse, require_gradients
 from blockadapt.optimizers.options import (
@@ -155,14 +155,15 @@ class BlockOptimizer(TracedStep, Optimizer):
             for group in self.param_groups:
                 group["skipped_steps"] += 1
             return
-        self._estimates.expect()
-        for bucket, update in enumerate(updates or ()):
-            update.write_()
-            self._ranks.publish(bucket)
-        self._estimates.note(self.param_groups)
-        self._ranks.finish_()
-        for group, peak in zip(self.param_groups, peaks, strict=True):
-            set_peak_(group, peak)
+        with Uninterrupted() if self._process_group is None else nullcontext():  # others may let it wait for long
+            self._estimates.expect()
+            for bucket, update in enumerate(updates or ()):
+                update.write_()
+                self._ranks.publish(bucket)
+            self._estimates.note(self.param_groups)
+            self._ranks.finish_()
+            for group, peak in zip(self.param_groups, peaks, strict=True):
+                set_peak_(group, peak)
 
     def _made_ready(self) -> list[Update] | None:
         """Make the step ready, one update for each bucket of units; None to skip it. Nothing changes yet."""
