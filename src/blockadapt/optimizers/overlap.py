@@ -47,8 +47,6 @@ def _common(tensors: Sequence[Tensor], close: Sequence[int]) -> tuple[int, int] 
         entries = owners.as_strided((*tensor.shape, each), (*strides, 1), begin // unit)
         if (other := int(entries.max())) >= 0:
             return other, i
-        if torch._debug_has_internal_overlap(tensor) == 1:  # all of an axis is one entry
-            return i, i
         entries.fill_(i)
         if _may_repeat(tensor) and int((owners == i).sum()) < entries.numel():
             return i, i

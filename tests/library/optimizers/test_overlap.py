@@ -26,6 +26,7 @@ APART: dict[str, list[Tensor]] = {
 TOGETHER: dict[str, tuple[list[Tensor], tuple[int, int]]] = {
     "one place twice": ([torch.zeros(3), BASE, BASE.detach()], (1, 2)),
     "an end": ([BASE[11:30], torch.zeros(3), BASE[:12]], (2, 0)),
+    "far behind the begin": ([BASE[::4], BASE[31:34]], (0, 1)),
     "transposed": ([MATRIX[:6, :6], MATRIX[:6, :6].t()], (0, 1)),
     "every third and every other": ([BASE[1::2], BASE[::3]], (1, 0)),
     "in the midst of many": ([BASE[:5], BASE[20:25], BASE[3:20], BASE[25:]], (0, 2)),
