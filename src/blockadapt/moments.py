@@ -36,6 +36,7 @@ class SecondMoment(NamedTuple):
 
 def first_moment(beta1: float, beta1_decay: float, step: Term, bias_correction: bool) -> FirstMoment:
     """Compute β₁ₜ = β₁ λ^{t−1}; the weights of g₁..gₜ in m sum to 1 − Π β₁τ = 1 − β₁ᵗ λ^{t(t−1)/2}."""
+    beta1, beta1_decay = float(beta1), float(beta1_decay)  # NumPy would go on in half precision
     beta = beta1 * power(beta1_decay, step - 1)
     left = power(beta1, step) * power(beta1_decay, step * (step - 1) / 2) if bias_correction else 0.0
     return FirstMoment(beta, 1 - left)
@@ -43,6 +44,7 @@ def first_moment(beta1: float, beta1_decay: float, step: Term, bias_correction: 
 
 def running_mean(beta2: float, step: Term, bias_correction: bool) -> SecondMoment:
     """Set V ← β₂ V + (1 − β₂) g gᵀ (RMSprop, Adam)."""
+    beta2 = float(beta2)
     return SecondMoment(beta2, 1 - beta2, 1 - power(beta2, step) if bias_correction else 1.0)
 
 

@@ -52,8 +52,8 @@ class IndexGroups:
         self.groups: list[list[int]] = []
         for position, group in enumerate(groups):
             members = _integers(group)
-            rule = "a non-empty list of integers >= 0"
-            ok = members is not None and len(members) > 0 and min(members) >= 0
+            rule = "a non-empty list of integers in [0, 2**63)"
+            ok = members is not None and len(members) > 0 and 0 <= min(members) <= max(members) < 2**63
             require(ok, "IndexGroups", f"groups[{position}]", rule, group)
             self.groups.append(members or [])
 

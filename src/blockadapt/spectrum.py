@@ -61,7 +61,9 @@ class SpectrumClip:
         if self.final_lr != "auto":
             ok = is_number(self.final_lr) and is_finite(self.final_lr) and self.final_lr > 0
             require(ok, "SpectrumClip", "final_lr", "a finite number > 0 or 'auto'", self.final_lr)
+            object.__setattr__(self, "final_lr", float(self.final_lr))
         require_number("SpectrumClip", "gamma", self.gamma, above=0)
+        object.__setattr__(self, "gamma", float(self.gamma))
 
     @classmethod
     def like_sgd(cls, lr: float, *, momentum: float = 0.9, steps: int, adaptive: float = 1.0) -> SpectrumClip:
@@ -141,10 +143,12 @@ class Estimate(NamedTuple):
         Raises:
             ValueError: It is none.
         """
-        if type(kept) is tuple and [*map(type, kept)] == [float, int] and 0 <= kept[0] < math.inf and kept[1] >= 0:
-            return cls(*kept)  # as a step left it: several ask at each step
+        as_left = type(kept) is tuple and [*map(type, kept)] == [float, int]  # by a step: several ask at each one
+        if as_left and 0 <= kept[0] < math.inf and 0 <= kept[1] < 2**63:
+            return cls(*kept)
         pair = isinstance(kept, (tuple, list)) and len(kept) == 2
-        ok = pair and is_number(kept[0]) and 0 <= kept[0] < math.inf and type(kept[1]) is int and kept[1] >= 0
+        ok = pair and is_number(kept[0]) and is_finite(kept[0]) and kept[0] >= 0
+        ok = ok and type(kept[1]) is int and 0 <= kept[1] < 2**63
         require(ok, owner, "estimate", "a pair of a finite number >= 0 and a count of steps", kept)
         return cls(*kept)
 

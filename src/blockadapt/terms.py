@@ -20,7 +20,7 @@ def term_of(value: float | Tensor) -> Term:
     """Make an option a term: the host reads it, unless it would have to wait for a device."""
     if isinstance(value, Tensor) and not is_on_host(value):
         return value.detach().reshape(()).double()
-    return float(value)
+    return float(value.item() if isinstance(value, Tensor) else value)  # torch warns of a float with a gradient
 
 
 def power(base: float, exponent: Term) -> Term:

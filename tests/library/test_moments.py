@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,6 +28,12 @@ def test_the_first_moment_of_gradients_that_are_all_one_is_one_when_corrected(be
         assert beta == pytest.approx(beta1 * decay ** (step - 1))
         assert m / correction == pytest.approx(1)
         assert first_moment(beta1, decay, step, bias_correction=False) == (beta, 1)
+
+
+def test_numbers_of_half_precision_are_computed_with_in_full() -> None:
+    beta1, decay, beta2 = np.float16(0.9), np.float16(0.99), np.float16(0.999)
+    full = first_moment(float(beta1), float(decay), 7, True), running_mean(float(beta2), 7, True)
+    assert (first_moment(beta1, decay, 7, True), running_mean(beta2, 7, True)) == full
 
 
 @pytest.mark.parametrize("beta2", [0.999, 0.5, 0.0])

@@ -65,6 +65,7 @@ OPTIONS: list[Bad] = [
     Bad("lr", True, AT_LEAST_0, "True"),
     Bad("lr", torch.tensor(-1.0), AT_LEAST_0, "-1.0"),
     Bad("lr", torch.tensor([0.1, 0.2]), "a number or a one-element tensor", "(2,)"),
+    Bad("lr", torch.tensor(0.1, device="meta"), "on the host or with its group's parameters", "one on meta"),
     Bad("eps", 0.0, ABOVE_0, "0.0"),
     Bad("eps", -1e-8, ABOVE_0, "-1e-08"),
     Bad("eps", INF, ABOVE_0, "inf"),
@@ -315,33 +316,44 @@ MISFITS: list[Misfit] = [
         for value in (0.0, -1, INF, 10**309, NAN, None, "a", True)
     ),
     Misfit(
+        lambda: BlockAdam(nn.LazyLinear(3).parameters()),
+        "BlockAdam: `params` must be initialized, because blocks are cut from their shapes: let a lazy module see a "
+        "batch first, got UninitializedParameter.",
+        "lazy module",
+    ),
+    Misfit(
         lambda: IndexGroups([[0], [1, -2]]),
-        "IndexGroups: `groups[1]` must be a non-empty list of integers >= 0, got [1, -2].",
+        "IndexGroups: `groups[1]` must be a non-empty list of integers in [0, 2**63), got [1, -2].",
         "negative coordinate",
     ),
     Misfit(
+        lambda: IndexGroups([[0], [2**63]]),
+        "IndexGroups: `groups[1]` must be a non-empty list of integers in [0, 2**63), got [9223372036854775808].",
+        "coordinate beyond int64",
+    ),
+    Misfit(
         lambda: IndexGroups([[0.0, 1.0]]),  # type: ignore[list-item]
-        "IndexGroups: `groups[0]` must be a non-empty list of integers >= 0, got [0.0, 1.0].",
+        "IndexGroups: `groups[0]` must be a non-empty list of integers in [0, 2**63), got [0.0, 1.0].",
         "coordinate of float",
     ),
     Misfit(
         lambda: IndexGroups([[True, False]]),
-        "IndexGroups: `groups[0]` must be a non-empty list of integers >= 0, got [True, False].",
+        "IndexGroups: `groups[0]` must be a non-empty list of integers in [0, 2**63), got [True, False].",
         "coordinate of bool",
     ),
     Misfit(
         lambda: IndexGroups(["01"]),  # type: ignore[list-item]
-        "IndexGroups: `groups[0]` must be a non-empty list of integers >= 0, got '01'.",
+        "IndexGroups: `groups[0]` must be a non-empty list of integers in [0, 2**63), got '01'.",
         "coordinates as text",
     ),
     Misfit(
         lambda: IndexGroups([[0, 1], []]),
-        "IndexGroups: `groups[1]` must be a non-empty list of integers >= 0, got [].",
+        "IndexGroups: `groups[1]` must be a non-empty list of integers in [0, 2**63), got [].",
         "empty block",
     ),
     Misfit(
         lambda: IndexGroups([0, 1]),  # type: ignore[list-item]
-        "IndexGroups: `groups[0]` must be a non-empty list of integers >= 0, got 0.",
+        "IndexGroups: `groups[0]` must be a non-empty list of integers in [0, 2**63), got 0.",
         "coordinates without blocks",
     ),
     Misfit(
@@ -378,6 +390,13 @@ def test_what_does_not_fit_is_refused_with_the_reason(misfit: Misfit) -> None:
     with pytest.raises(misfit.error, match=exactly(misfit.message)):
         misfit.call()
     assert FORM.match(misfit.message)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused() -> None:
+    param = nn.Parameter(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+    with pytest.raises(ValueError, match=exactly("BlockAdam: `params` must be dense tensors, got a nested tensor.")):
+        BlockAdam([param])
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -478,6 +497,14 @@ def test_plan_takes_no_options_beside_an_optimizer_and_no_unknown_ones() -> None
 )
 def test_every_kind_of_number_is_a_number(lr: Any) -> None:
     assert BlockAdam([parameter(3)], lr=lr).param_groups[0]["lr"] == lr
+
+
+def test_an_lr_with_a_gradient_of_its_own_is_a_number() -> None:
+    lr = torch.tensor(0.125, requires_grad=True)
+    params = [parameter(3), parameter(3)]
+    for param, rate in zip(params, (lr, 0.125), strict=True):
+        run(BlockAdam([param], lr=rate), [1, 2])
+    assert params[0].equal(params[1])
 
 
 @pytest.mark.parametrize(

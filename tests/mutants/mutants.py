@@ -85,6 +85,7 @@ MODULES: dict[str, list[str]] = {
     "optimizers.options": [f"{LIBRARY}/test_validation.py", f"{OPTIMIZERS}/test_contract.py", *CHANGES],
     "optimizers.standing": CHANGES,
     "optimizers.whereabouts": CHANGES,
+    "optimizers.overlap": [f"{OPTIMIZERS}/test_overlap.py", *CHANGES],
     "optimizers.peak": ESTIMATES,
     "optimizers.estimates": ESTIMATES,
     "optimizers.traced": [f"{OPTIMIZERS}/test_traced.py"],

@@ -428,6 +428,11 @@ def shared_refusals() -> dict[str, str]:
         net.first.weight.grad = None
     say["gradients"] = message(optimizer.step)
     say["cut"] = message(lambda: train(*built("shared", {"block_size": 4 + dist.get_rank()}), range(1)))
+    pair = [(name, nn.Parameter(torch.zeros(4, 4))) for name in "ab"]
+    for _, param in pair:
+        param.grad = torch.ones(4, 4)
+    named = BlockAdam(pair[:: 1 - 2 * dist.get_rank()], process_group=dist.group.WORLD)
+    say["order"] = message(named.step)
     joint = BlockAdam(net.second.parameters(), grouping="joint", process_group=dist.group.WORLD)
     if dist.get_rank() == 0:
         net.second.bias.grad = None

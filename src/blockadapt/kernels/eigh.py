@@ -206,7 +206,7 @@ def _joined(fresh: Tensor, others: Tensor, segments: Sequence[Segment]) -> Tenso
 def solves(device: torch.device) -> bool:
     """Tell whether a device has `torch.linalg.eigh`. One that is not there at all is to say so itself, in a step."""
     try:
-        torch.linalg.eigh(torch.eye(2, device=device))
+        torch.linalg.eigh(torch.eye(2, dtype=torch.float32, device=device))
     except NotImplementedError:
         return False
     except (AssertionError, RuntimeError):

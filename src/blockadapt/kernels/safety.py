@@ -52,13 +52,13 @@ def check_place(owner: str, place: Place, batch: Batch) -> None:
             require(side_by_side, owner, name, "contiguous along its last axis", Described(f"strides {strides}"))
         if name in ("basis", "eigenvalues"):
             require(tensor.is_contiguous(), owner, name, "contiguous", Described(f"strides {strides}"))
-        require(not _may_overlap(tensor), owner, name, "without overlap", Described(f"strides {strides} of {shape}"))
-        _require_within(owner, name, tensor, _span_bytes(tensor))
+        require(not may_overlap(tensor), owner, name, "without overlap", Described(f"strides {strides} of {shape}"))
+        _require_within(owner, name, tensor, span_bytes(tensor))
 
 
 def reach_bytes(place: Place) -> int:
     """Count the bytes from a gradient's first element to the end of the place's part of it."""
-    return place.offset * place.x.itemsize + _span_bytes(place.x)
+    return place.offset * place.x.itemsize + span_bytes(place.x)
 
 
 class GradientAddresses:
@@ -120,7 +120,7 @@ def _forms(tensors: Sequence[Tensor]) -> tuple[list[object], ...] | None:
 _form = attrgetter("dtype", "layout", "device")
 
 
-def _span_bytes(tensor: Tensor) -> int:
+def span_bytes(tensor: Tensor) -> int:
     """Count from a tensor's first byte to the one past its last."""
     if not tensor.numel():
         return 0
@@ -167,7 +167,7 @@ def _storage_bytes(tensor: Tensor) -> int:
         return 0
 
 
-def _may_overlap(tensor: Tensor) -> bool:
+def may_overlap(tensor: Tensor) -> bool:
     """Say whether two elements might share memory: unless each stride steps over all that the smaller ones reach."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -16,7 +16,7 @@ from blockadapt.kernels import Coefficients, Descent, Kernel, get_kernel
 from blockadapt.moments import FirstMoment, SecondMoment
 from blockadapt.optimizers import checkpoint
 from blockadapt.optimizers.autocast import without_autocast
-from blockadapt.optimizers.concurrency import Alone, ToldToOthers
+from blockadapt.optimizers.concurrency import Alone, ToldToOthers, Uninterrupted
 from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.gradients import Gradients, are_small, are_usable, refuse, require_gradients
 from blockadapt.optimizers.options import (
@@ -25,6 +25,7 @@ from blockadapt.optimizers.options import (
     require_kept,
     require_listed_once,
     require_lists,
+    require_lr_of,
     require_options,
     require_params,
 )
@@ -45,7 +46,7 @@ from blockadapt.spectrum import (
     resolution_of,
 )
 from blockadapt.terms import Term, term_of
-from blockadapt.validation import Described, refusal, require_lr
+from blockadapt.validation import Described, refusal
 
 Closure = Callable[[], Any]
 
@@ -154,14 +155,15 @@ class BlockOptimizer(TracedStep, Optimizer):
             for group in self.param_groups:
                 group["skipped_steps"] += 1
             return
-        self._estimates.expect()
-        for bucket, update in enumerate(updates or ()):
-            update.write_()
-            self._ranks.publish(bucket)
-        self._estimates.note(self.param_groups)
-        self._ranks.finish_()
-        for group, peak in zip(self.param_groups, peaks, strict=True):
-            set_peak_(group, peak)
+        with Uninterrupted() if self._process_group is None else nullcontext():  # others may let it wait for long
+            self._estimates.expect()
+            for bucket, update in enumerate(updates or ()):
+                update.write_()
+                self._ranks.publish(bucket)
+            self._estimates.note(self.param_groups)
+            self._ranks.finish_()
+            for group, peak in zip(self.param_groups, peaks, strict=True):
+                set_peak_(group, peak)
 
     def _made_ready(self) -> list[Update] | None:
         """Make the step ready, one update for each bucket of units; None to skip it. Nothing changes yet."""
@@ -203,7 +205,7 @@ class BlockOptimizer(TracedStep, Optimizer):
         require_lists(owner, self.param_groups)
         units = self._units.of(self.param_groups)
         for group in self.param_groups:
-            require_lr(owner, group["lr"])
+            require_lr_of(owner, group)
             require_kept(owner, group)
         self._ranks.warn()
         return units
@@ -308,7 +310,7 @@ class BlockOptimizer(TracedStep, Optimizer):
 
     def require_group(self, group: Group) -> None:
         """Raise unless every option of this group is valid, and its parameters can be cut as they say."""
-        require_lr(type(self).__name__, group["lr"])
+        require_lr_of(type(self).__name__, group)
         self._require_options_of(group)
         self._require_cut_of(group)
 

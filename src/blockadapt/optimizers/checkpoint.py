@@ -80,10 +80,12 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_number(value: Any) -> Any:
-    """Return Python's own number for NumPy's, also in a pair."""
+    """Return Python's own number for any other, such as NumPy's or a fraction, also in a pair."""
     if isinstance(value, (tuple, list)):
         return type(value)(map(_plain_number, value))
-    return value.item() if isinstance(value, numbers.Real) and hasattr(value, "item") else value
+    if type(value) in (bool, int, float) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 # In ----------------------------------------------------------------------------------------------------------------

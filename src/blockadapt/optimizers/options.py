@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from blockadapt.moments import statistics_dtype, takes_numbers
 from blockadapt.optimizers import checkpoint
@@ -18,6 +19,7 @@ from blockadapt.spectrum import Estimate, SpectrumClip
 from blockadapt.terms import term_of
 from blockadapt.validation import (
     Described,
+    is_on_host,
     is_plain,
     refusal,
     require,
@@ -76,6 +78,15 @@ def _require_once(owner: str, places: Iterable[tuple[str, Any]]) -> None:
         value = Described(f"{where} a second time")
         require(id(param) not in listed, owner, "params", "each parameter once", value)
         listed.add(id(param))
+
+
+def require_lr_of(owner: str, group: Group) -> None:
+    """Raise unless the lr of a group is one, and lies where a step can read it."""
+    lr = group["lr"]
+    require_lr(owner, lr)
+    if isinstance(lr, Tensor) and not is_on_host(lr):
+        beside = all(param.device.type == lr.device.type for param in group["params"])
+        require(beside, owner, "lr", "on the host or with its group's parameters", Described(f"one on {lr.device}"))
 
 
 def require_kept(owner: str, group: Group) -> None:
@@ -139,9 +150,12 @@ def require_capturable(owner: str, group: Group, process_group: Any) -> None:
 def require_cut(owner: str, group: Group, process_group: Any) -> None:
     """Raise unless this group's parameters can be cut as its options say."""
     for position, param in enumerate(group["params"]):
+        rule = "initialized, because blocks are cut from their shapes: let a lazy module see a batch first"
+        require(not is_lazy(param), owner, "params", rule, Described(type(param).__name__))
         rule = "real floating-point tensors of 16 bits or more"
         require(takes_numbers(param), owner, "params", rule, param.dtype)
-        require(param.layout == torch.strided, owner, "params", "dense tensors", param.layout)
+        nested = Described("a nested tensor") if param.is_nested else param.layout
+        require(nested is torch.strided, owner, "params", "dense tensors", nested)
         rule = "whole, or sharded by `fully_shard` (FSDP2), because blocks are cut from a parameter's own shape"
         flat = Described("one that FullyShardedDataParallel (FSDP1) has flattened")
         require(not is_flattened(param), owner, "params", rule, flat)

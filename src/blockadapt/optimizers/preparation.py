@@ -6,7 +6,7 @@ an update all at once (`Standing`), and every other unit by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -19,6 +19,7 @@ from blockadapt.moments import statistics_dtype
 from blockadapt.optimizers.estimates import Estimates
 from blockadapt.optimizers.standing import Standing
 from blockadapt.optimizers.step_state import StepState
+from blockadapt.optimizers.storage import State
 from blockadapt.optimizers.unit import Group, Unit, is_closed
 from blockadapt.optimizers.update import Update
 from blockadapt.spectrum import SpectralFunction
@@ -62,23 +63,32 @@ class Preparation:
         self._step_state = step_state
         self._estimates = estimates
         self._more_kernels: list[Dispatcher] = []
+        self._apart: list[Unit] = []
         self.standing: dict[int, Standing] = {}
 
     def updates(self, buckets: Sequence[Sequence[Unit]]) -> list[Update]:
         """Make one update for each bucket of units, with all that its kernels need to write it."""
         updates = []
         known: dict[Any, Coefficients] = {}
+        looked_at: dict[Unit, Sequence[State]] = {}
         for bucket, units in enumerate(buckets):
             update = Update(self._optimizer.spectral_function)
             known |= self._known_to_devices(units)
             others = self._repeat(bucket, units, update, known)
             for unit in units if others is None else others:
-                self._add(unit, update, known)
+                looked_at[unit] = self._add(unit, update, known)
             if others is None:
                 update.finish.append(partial(self._stand, bucket, units))
             update.prepare(self._kernels_of(bucket))
             updates.append(update)
+        self._require_apart([unit for units in buckets for unit in units], looked_at)
         return updates
+
+    def _require_apart(self, units: list[Unit], looked_at: Mapping[Unit, Sequence[State]]) -> None:
+        """Raise where tensors that the step writes share memory; once, while these units stand."""
+        if units != self._apart or not all(unit.known for unit in looked_at):
+            self._step_state.require_apart({u: looked_at.get(u) or self._step_state.held(u) for u in units})
+            self._apart = units
 
     def again(self, units: Sequence[Unit], usable: Callable[[Sequence[Tensor]], bool]) -> Update | None:
         """Make the step of all units ready if all of them stand, and their gradients lie as they do and are `usable`.
@@ -137,8 +147,8 @@ class Preparation:
             self._more_kernels.append(get_kernel(self._backend, type(self._optimizer).__name__))
         return self._more_kernels[bucket - 1] if bucket else self._optimizer.kernels
 
-    def _add(self, unit: Unit, update: Update, known: dict[Any, Coefficients]) -> None:
-        """Put one unit's part of the step into `update`; changes nothing.
+    def _add(self, unit: Unit, update: Update, known: dict[Any, Coefficients]) -> Sequence[State]:
+        """Put one unit's part of the step into `update`; changes nothing. Returns the state of its parameters.
 
         `known` has what other units needed: parameters of a group are almost always at the same step. A unit whose
         counter lies on a device has its own there.
@@ -153,7 +163,7 @@ class Preparation:
         if closed:
             for param, state in zip(unit.params, states, strict=True):
                 update.add_scaled(unit, param, state, coefficients)
-            return
+            return states
         due = _is_due(group, step, max(unit.cut.sizes, default=1))
         refresh = due or not {"basis", "eigenvalues"} <= self._step_state.held(unit)[0].keys()
         tally = self._estimates.tally(unit)
@@ -161,6 +171,7 @@ class Preparation:
             update.add_group(unit, states, refresh, coefficients, tally)
         else:
             update.add_parameter(unit, states[0], refresh, coefficients, tally)
+        return states
 
     def _coefficients_of(self, key: tuple[int, int, torch.dtype], known: dict[Any, Coefficients]) -> Coefficients:
         """Return the coefficients of a group's step, from `known` if other units have needed the same."""

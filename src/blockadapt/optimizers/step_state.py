@@ -5,13 +5,15 @@ Nothing is put in place before the step succeeds: what is new or converted waits
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from blockadapt.moments import statistics_dtype, takes_numbers
+from blockadapt.optimizers.overlap import overlap
+from blockadapt.optimizers.ranks import local
 from blockadapt.optimizers.storage import (
     LAST_STEP,
     State,
@@ -88,6 +90,26 @@ class StepState:
         for state in states:
             update.counters.append(state["step"])
         return states
+
+    def require_apart(self, states: Mapping[Unit, Sequence[State]]) -> None:
+        """Raise where two of all tensors that a step of these units writes share memory: each would undo the other.
+
+        Raises:
+            ValueError: Two of them do.
+        """
+        written: list[tuple[str, Unit, Tensor, Tensor]] = []
+        for unit, held in states.items():
+            for param, state in zip(unit.params, held, strict=True):
+                if param.grad is not None:
+                    written.append(("", unit, param, local(param)))
+                written += [(f"{name} of ", unit, param, t) for name, t in state.items() if name != "cut"]
+        found = overlap([tensor for *_, tensor in written])
+        if found is not None:
+            both = [written[i] for i in found]
+            argument = "state" if any(name for name, *_ in both) else "params"
+            first, second = (f"{name}{_describe(unit, param)}" for name, unit, param, _ in both)
+            rule = "apart in memory from all else that a step writes"
+            raise ValueError(refusal(self._owner, argument, rule, Described(f"{first} and {second} in one place")))
 
     def _remember(self, unit: Unit, kept: Sequence[str]) -> None:
         """Note that all is in order now.
@@ -195,7 +217,7 @@ def _require_writable(owner: str, param: Tensor, whose: str) -> None:
     rule = f"plain, dense, real floating-point tensors of 16 bits or more that own their numbers (for {whose})"
     dense = is_plain(param) and param.layout is torch.strided and takes_numbers(param)
     require(dense, owner, "params", rule, Described(f"{type(param).__name__} of {param.dtype}"))
-    apart = not param.is_neg() and torch._debug_has_internal_overlap(param) != 1
+    apart = not param.is_neg() and overlap([param]) is None
     require(apart, owner, "params", rule, Described("one whose entries share memory or wait for a sign"))
     require(not param.is_inference(), owner, "params", rule, Described("an inference tensor"))
 

@@ -140,9 +140,9 @@ class Unit:
     @property
     def name(self) -> str:
         """Say what people call it: the parameter's name, or that of the first and the last."""
-        names = self.group.get("param_names") or [f"{self.index}.{i}" for i in range(len(self.group["params"]))]
-        last = self.position + len(self.params) - 1
-        return names[self.position] if last == self.position else f"{names[self.position]} … {names[last]}"
+        names = dict(enumerate(self.group.get("param_names") or ()))  # what was put into the list later has none
+        ends = dict.fromkeys([self.position, self.position + len(self.params) - 1])
+        return " … ".join(names.get(i, f"{self.index}.{i}") for i in ends)
 
     @property
     def grouping(self) -> str:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from blockadapt import BlockAdam, BlockRMSprop, Kernel, SpectralFunction, SpectrumClip
 from blockadapt.kernels import TERMS, Batch, Change, Coefficients, Descent, Dispatcher, Segment, get_kernel
-from blockadapt.kernels.eigh import EighKernel
+from blockadapt.kernels.cpu.kernel import _work
+from blockadapt.kernels.eigh import EighKernel, solves
 from blockadapt.moments import FirstMoment, SecondMoment
 from blockadapt.spectrum import INVERSE_ROOT, Spectrum
 from support.contract_cases import everything
@@ -81,6 +82,28 @@ def test_the_fast_kernel_takes_a_function_that_has_a_formula_for_lanes() -> None
 def test_without_numba_eigh_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockadapt.kernels.cpu.kernel._work", lambda: None)
     assert get_kernel("auto").kernel_for(Batch(10, torch.float32, CPU, INVERSE_ROOT)).name == "eigh"
+
+
+def test_where_numba_may_not_compile_eigh_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`NUMBA_DISABLE_JIT` is for debugging one's own code."""
+    monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
+    _work.cache_clear()
+    try:
+        assert get_kernel("auto").kernel_for(Batch(10, torch.float32, CPU, INVERSE_ROOT)).name == "eigh"
+    finally:
+        _work.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_the_default_dtype_of_torch_changes_nothing(dtype: torch.dtype) -> None:
+    """There is no `eigh` in half precision, and nobody asks for one."""
+    solves.cache_clear()
+    torch.set_default_dtype(dtype)
+    try:
+        assert get_kernel("auto").kernel_for(Batch(65, torch.float32, CPU, INVERSE_ROOT)).name == "eigh"
+    finally:
+        torch.set_default_dtype(torch.float32)
+        solves.cache_clear()
 
 
 def test_on_another_device_eigh_takes_over() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blockadapt import BlockAdam
+from blockadapt import BlockAdam, plan
 from blockadapt.optimizers import BlockOptimizer
 from support.changes import parameter
 from support.contract_cases import CLASSES, give_gradients_, param_bits, run
@@ -75,6 +75,17 @@ def test_a_parameter_that_was_listed_later_needs_no_name() -> None:
     bias.grad = torch.zeros(3).to_sparse()
     with pytest.raises(RuntimeError, match=r"^BlockAdam: `grad` must be dense \(for parameter 1 of group 0"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("grouping", ["auto", "joint"])
+def test_an_optimizer_saves_and_plans_a_parameter_without_a_name(grouping: str) -> None:
+    weight, bias = parameter(4, 3), parameter(3)
+    optimizer = BlockAdam([("weight", weight)], grouping=grouping)
+    optimizer.param_groups[0]["params"].append(bias)
+    run(optimizer, [1])
+    assert len(optimizer.state_dict()["state"]) == 2
+    expected = ["weight", "0.1"] if grouping == "auto" else ["weight … 0.1"]
+    assert [row.name for row in plan(optimizer).rows] == expected
 
 
 @pytest.mark.parametrize("cls", CLASSES)

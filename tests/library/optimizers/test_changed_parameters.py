@@ -266,14 +266,78 @@ def test_a_subclass_that_slips_in_later_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("param", "value"),
-    [(torch.zeros(1).expand(10), "share memory"), (torch._neg_view(torch.zeros(10)), "wait for a sign")],
-    ids=["expanded", "negated"],
+    [
+        (torch.zeros(1).expand(10), "share memory"),
+        (torch.zeros(12).as_strided((5, 2), (2, 2)), "share memory"),
+        (torch.zeros(13, dtype=torch.bfloat16).as_strided((5, 2), (2, 4)), "share memory"),
+        (torch._neg_view(torch.zeros(10)), "wait for a sign"),
+    ],
+    ids=["expanded", "a window that slides", "staged", "negated"],
 )
-def test_memory_that_is_not_the_parameters_own_is_refused(param: Tensor, value: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"clip": CLOSED}, {"grouping": "joint"}], ids=["open", "closed", "spanning"])
+@each_backend
+def test_memory_that_is_not_the_parameters_own_is_refused(
+    param: Tensor, value: str, options: dict[str, Any], backend: str
+) -> None:
     parameter = nn.Parameter(param)
-    parameter.grad = torch.ones(10)
+    parameter.grad = torch.ones_like(param)
     with pytest.raises(ValueError, match=f"^BlockAdam: `params` must be .* that own their numbers .*{value}"):
-        BlockAdam([parameter]).step()
+        BlockAdam([parameter], backend=backend, **options).step()
+
+
+SHARED: dict[str, Callable[[Tensor], Tensor]] = {
+    "all of it": lambda t: t,
+    "transposed": lambda t: t.t(),
+    "the end": lambda t: t.view(-1)[30:],
+}
+
+
+@each_backend
+@pytest.mark.parametrize("share", SHARED.values(), ids=SHARED.keys())
+@pytest.mark.parametrize("options", [{}, {"clip": CLOSED}, {"grouping": "joint"}], ids=["open", "closed", "spanning"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_two_parameters_in_one_place_are_refused_at_first_and_later(
+    groups: int, options: dict[str, Any], share: Callable[[Tensor], Tensor], backend: str
+) -> None:
+    """Both would be read before one is written: a step of one of them would be lost."""
+    weight = parameter(6, 6)
+    tied = nn.Parameter(share(weight.data))
+    own = tied.detach().clone()
+    params = [("weight", weight), ("tied", tied)]
+    listed: Any = params if groups == 1 else [{"params": [pair]} for pair in params]
+    optimizer = BlockAdam(listed, backend=backend, **options)
+    give_gradients_([weight, tied], 1)
+    message = "`params` must be apart in memory from all else that a step writes, got 'weight' and 'tied' in one place"
+    refuses(optimizer, message)
+    place, tied.data = tied.data, own
+    run(optimizer, [1, 2])
+    tied.data = place
+    refuses(optimizer, message)
+    tied.data = own
+    run(optimizer, [3])
+
+
+def test_parameters_in_one_place_may_take_turns() -> None:
+    weight = parameter(6, 6)
+    tied = nn.Parameter(weight.data)
+    optimizer = BlockAdam([weight, tied])
+    for step in (1, 2):
+        for param, other in ((weight, tied), (tied, weight)):
+            give_gradients_([param], step)
+            other.grad = None
+            optimizer.step()
+    give_gradients_([weight, tied], 3)
+    refuses(optimizer, "`params` must be apart in memory")
+
+
+@each_backend
+def test_parameters_between_each_other_in_one_storage_step_as_if_they_had_their_own(backend: str) -> None:
+    matrix = parameter(6, 6).detach()
+    views = [nn.Parameter(part) for part in matrix.split([2, 4], dim=1)]
+    twins = [nn.Parameter(view.detach().clone()) for view in views]
+    for params in (views, twins):
+        run(BlockAdam(params, block_size=3, backend=backend), [1, 2, 3])
+    assert param_bits(views) == param_bits(twins)
 
 
 def test_an_inference_tensor_is_refused() -> None:

@@ -260,6 +260,30 @@ def test_state_without_what_every_step_needs_is_refused(name: str) -> None:
     refuses(optimizer, f"`state` must be whole, .*, got one without '{name}'")
 
 
+@each_backend
+@pytest.mark.parametrize("name", ["step", "exp_avg", "second_moment", "largest", "basis", "eigenvalues"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_state_tensor_that_two_parameters_share_is_refused(dtype: torch.dtype, name: str, backend: str) -> None:
+    """As if each had its own, both would be written: which of the two, or the sum, nobody could say."""
+    params = [parameter(6, 6, dtype=dtype), parameter(6, 6, dtype=dtype)]
+    optimizer = BlockAdam(params, amsgrad=True, refresh_every=20, backend=backend)
+    run(optimizer, range(1, 9))
+    first, second = (optimizer.state[param] for param in params)
+    own, second[name] = second[name], first[name]
+    give_gradients_(params, 9)
+    rule = "`state` must be apart in memory from all else that a step writes"
+    refuses(optimizer, rf"{rule}, got {name} of parameter 0 .* and {name} of parameter 1 .* in one place")
+    second[name] = own
+    optimizer.step()
+
+
+@each_backend
+def test_a_first_moment_that_is_the_parameter_is_refused(backend: str) -> None:
+    param, optimizer = trained(backend=backend)
+    optimizer.state[param]["exp_avg"] = param.data
+    refuses(optimizer, "`state` must be apart in memory .*, got parameter 0 .* and exp_avg of parameter 0 .*")
+
+
 @pytest.mark.parametrize("grouping", ["auto", "joint"])
 @pytest.mark.parametrize("value", [None, [], "state", torch.zeros(3)], ids=repr)
 def test_a_state_that_is_no_dict_is_refused(value: object, grouping: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -247,9 +248,19 @@ def test_a_checkpoint_holds_tensors_and_plain_data(case: OptimizerCase) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"lr": np.float64(0.1)}, {"weight_decay": np.float64(0.1)}, {"betas": tuple(np.array([0.9, 0.99]))}]
+    "options",
+    [
+        {"lr": np.float64(0.1)},
+        {"lr": Fraction(1, 8)},
+        {"weight_decay": np.float64(0.1)},
+        {"eps": np.longdouble(0.125)},
+        {"betas": tuple(np.array([0.9, 0.99]))},
+        {"clip": SpectrumClip(np.float64(0.1), np.float32(0.125))},
+        {"clip": SpectrumClip(1, gamma=Fraction(1, 8))},
+    ],
+    ids=str,
 )
-def test_numbers_from_numpy_do_not_spoil_a_checkpoint(options: dict[str, Any]) -> None:
+def test_numbers_of_other_kinds_do_not_spoil_a_checkpoint(options: dict[str, Any]) -> None:
     source, target = BlockAdam(parameters((3,)), **options), BlockAdam(parameters((3,)))
     run(source, [1])
     target.load_state_dict(through_a_file(source.state_dict()))

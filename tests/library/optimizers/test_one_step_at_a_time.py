@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +113,55 @@ def test_a_closure_may_step_the_optimizer_that_calls_it() -> None:
     nested.step(closure)
     run(plain, [1, 2])
     assert everything(nested) == everything(plain)
+
+
+class Interrupting(EighKernel):
+    """Presses Ctrl-C when its blocks are written."""
+
+    name = "interrupting"
+
+    def prepare(self, batch: Batch, segments: Sequence[Segment]) -> Change:
+        return Interrupted(super().prepare(batch, segments))
+
+
+class Interrupted:
+    def __init__(self, change: Change) -> None:
+        self._change = change
+
+    def write_(self) -> None:
+        self._change.write_()
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("options", [{}, {"grouping": "joint"}, {"clip": SpectrumClip("auto", 0.1)}], ids=str)
+def test_ctrl_c_in_the_midst_of_a_write_is_raised_when_the_step_is_whole(options: dict[str, Any]) -> None:
+    params, twins = parameters(), parameters()
+    optimizer, plain = BlockAdam(params, backend=Interrupting(), **options), BlockAdam(twins, backend="eigh", **options)
+    for step in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            run(optimizer, [step])
+        run(plain, [step])
+        assert everything(optimizer) == everything(plain)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_of_ones_own_hears_of_ctrl_c_once_and_where_nobody_listens_nothing_changes() -> None:
+    heard: list[int] = []
+    optimizer = BlockAdam([nn.Parameter(torch.ones(3))], backend=Interrupting())
+    try:
+        for handler in (lambda number, frame: heard.append(number), signal.SIG_IGN):
+            signal.signal(signal.SIGINT, handler)
+            run(optimizer, [1])
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert heard == [signal.SIGINT]
+
+
+def test_a_step_of_another_thread_leaves_ctrl_c_alone() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(run, BlockAdam(parameters()), [1]).result(timeout=60)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_failed_step_leaves_the_way_free() -> None:

@@ -242,7 +242,7 @@ def test_what_a_process_group_does_not_allow_is_refused() -> None:
     for said in (first, second):
         assert said["copied"].startswith("TypeError: BlockAdam: an optimizer with a `process_group` cannot be copied")
         assert said["recorded"].startswith("ValueError: diagnostics: `optimizer` must be one whose blocks all lie in")
-        for what in ("gradients", "cut", "one of a block"):
+        for what in ("gradients", "cut", "order", "one of a block"):
             assert said[what].startswith("ValueError: BlockAdam: `grad` must be there for the same parameters in")
     assert second["outside"].startswith("ValueError: BlockAdam: `process_group` must be a process group that this")
 

@@ -35,6 +35,28 @@ class Offences(Refusing):
         with self._offence(f"{tuple(param.shape)} becomes {shape}"), self._data(param, torch.ones(shape)):
             self._refused()
 
+    @rule(which=index, other=index)
+    def lay_two_parameters_in_one_place(self, which: int, other: int) -> None:
+        """The smaller one into the larger one."""
+        param, place = sorted((self._param(which), self._param(other)), key=torch.Tensor.numel)
+        if param is place or not param.numel() or not place.is_contiguous():
+            return
+        with self._offence("one place"):
+            kept, param.grad = param.data, None
+            param.data = place.data.view(-1)[-param.numel() :].view(param.shape)
+            self._refused()
+            param.grad, param.data = None, kept
+
+    @rule(which=index, other=index)
+    def share_a_counter(self, which: int, other: int) -> None:
+        """Other tensors of the state may be on their way to another precision, as copies."""
+        one, two = (self.optimizer.state.get(self._param(i), {}) for i in (which, other))
+        if one is not two and "step" in one and "step" in two and one["step"].dtype == two["step"].dtype == torch.int64:
+            with self._offence("one counter"):
+                kept, one["step"] = one["step"], two["step"]
+                self._refused()
+                one["step"] = kept
+
     @rule(which=index, shape=st.sampled_from([(700,), (5, 5), (2, 2, 2, 2), ()]))
     def keep_the_gradient_of_another_shape(self, which: int, shape: Shape) -> None:
         param = self._param(which)

@@ -29,7 +29,7 @@ class NumbaKernel(Kernel):
         self._work_lists = WorkLists()
 
     def takes(self, batch: Batch) -> bool:
-        """Say yes to blocks of up to 64 whose spectral function has a formula for lanes, if Numba can be imported."""
+        """Say yes to blocks of up to 64 whose spectral function has a formula for lanes, if Numba can compile."""
         small = batch.n <= MAX_TILED and batch.device.type == "cpu" and batch.dtype in (torch.float32, torch.float64)
         return small and _has_lanes_formula(batch) and _work() is not None
 
@@ -65,9 +65,10 @@ class NumbaChange:
 
 @lru_cache(maxsize=1)
 def _work() -> Any:
-    """Import the module of compiled work; None where Numba cannot be imported."""
+    """Import the module of compiled work; None where Numba cannot be imported, or `NUMBA_DISABLE_JIT` keeps it idle."""
     try:
-        return import_module("blockadapt.kernels.cpu.work")
+        idle = import_module("numba").config.DISABLE_JIT
+        return None if idle else import_module("blockadapt.kernels.cpu.work")
     except ImportError:
         return None
 

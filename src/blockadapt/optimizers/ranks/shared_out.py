@@ -275,7 +275,7 @@ def _form(param: Tensor) -> tuple[Any, ...]:
 def _said(unit: Unit) -> tuple[Any, ...]:
     """Tell all of a unit that must be the same in every process: messages have the length that it gives them."""
     has_gradients = [param.grad is not None for param in unit.params]
-    return unit.key, unit.owner.dtype, unit.cut.fingerprint, [*_share(unit).row_borders], has_gradients
+    return unit.key, unit.name, unit.owner.dtype, unit.cut.fingerprint, [*_share(unit).row_borders], has_gradients
 
 
 def _copy_(copies: Copies) -> None:
