@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -35,6 +35,7 @@ class Loads(Protocol):
 
     param_groups: list[Group]
     defaults: dict[str, Any]
+    averages_gradient: ClassVar[bool]
 
     def keeps_first_moment(self, group: Group) -> bool:
         """Tell whether a group has a first moment."""
@@ -218,18 +219,18 @@ def _entries(
     """
     if not isinstance(saved, Mapping):
         raise ValueError(refusal(owner, "state", f"a dict of tensors (for {whose})", Described(type(saved).__name__)))
-    cut, averages = unit.cut if param is unit.owner else None, optimizer.keeps_first_moment(unit.group)
+    cut = unit.cut if param is unit.owner else None
     shapes = shapes_of(unit.shape(param), cut, tiled=False)
     if unit.share is not None:
         saved = {
             name: unit.share.taken(name, value, shapes[name]) if name in {*shapes} - {*COUNTS} else value
             for name, value in saved.items()
         }
-    if not averages:
+    if not optimizer.keeps_first_moment(unit.group):
         del shapes["exp_avg"]
     entries = all_in_form(owner, whose, saved, shapes, param, unit.cut, unit.group["capturable"])
     blocks = cut is not None and not is_closed(unit.group, steps_taken(entries))
-    needed = ["step"] + ["exp_avg"] * averages + ["cut", "second_moment"] * blocks
+    needed = ["step"] + ["exp_avg"] * optimizer.averages_gradient + ["cut", "second_moment"] * blocks
     absent = [name for name in needed if name not in entries]
     if absent:
         rule = f"a state with {', '.join(needed)} (for {whose})"

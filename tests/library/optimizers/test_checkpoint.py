@@ -226,6 +226,20 @@ def test_an_option_changed_in_mid_training_resumes(option: str, first: Any, then
     assert param_bits(fresh) == param_bits(params)
 
 
+@pytest.mark.parametrize("build", [BlockRMSprop, BlockAdaFom])
+def test_a_checkpoint_from_between_a_new_momentum_and_the_next_step_resumes(build: Any) -> None:
+    params, fresh = parameters((4, 3)), parameters((4, 3))
+    optimizer, resumed = build(params), build(fresh)
+    run(optimizer, range(1, 6))
+    optimizer.param_groups[0]["momentum"] = 0.8
+    with torch.no_grad():
+        fresh[0].copy_(params[0])
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    for each in (optimizer, resumed):
+        run(each, [6, 7])
+    assert param_bits(fresh) == param_bits(params)
+
+
 # What a checkpoint holds -------------------------------------------------------------------------------------------
 
 
