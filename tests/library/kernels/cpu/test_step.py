@@ -14,8 +14,10 @@ from torch import Tensor
 from blockadapt.kernels import Segment, thresholds
 from blockadapt.kernels.cpu import step, work
 from blockadapt.kernels.cpu.kernel import NumbaKernel
+from blockadapt.kernels.cpu.scratch import LINE
 from blockadapt.kernels.cpu.simd import LANES, reciprocal_sqrt, sqrt
 from blockadapt.kernels.cpu.spectral import INVERSE_ROOT
+from blockadapt.kernels.cpu.tables import ENTRY
 from blockadapt.kernels.eigh import EighKernel
 from blockadapt.kernels.flops import block_flops
 from blockadapt.spectrum import SpectralFunction
@@ -65,6 +67,22 @@ def test_uncompiled_the_algorithm_is_the_same(n: int, path: str, dtype: torch.dt
     (compiled,) = stepped(NumbaKernel(), [segment])
     assert by_jacobi == 0
     assert_close(plain, compiled, 16 * (n + 4) * torch.finfo(dtype).eps)
+
+
+@each_dtype
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_scratch_of_all_threads_is_memory_of_the_work_list(
+    threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    segment = training(3, 40 * LANES, dtype).segment()
+    work_list: Any = work.NumbaWorkList(segment.place.batch, [segment.place], segment.refresh)
+    work_list.fill_in_([segment])
+    begin, scratch = int(work_list._entries[ENTRY.scratch_at]), work_list._scratch
+    end = begin + work_list._workers * int(work_list._entries[ENTRY.scratch_bytes])
+    assert work_list._workers == threads
+    assert begin % LINE == 0
+    assert scratch.ctypes.data <= begin < end <= scratch.ctypes.data + scratch.nbytes
 
 
 @pytest.mark.usefixtures("uncompiled")
