@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from blockadapt_experiments.files.png import write_png
@@ -49,9 +50,10 @@ def bar_figure(title: str, unit: str, panels: Sequence[Panel]) -> Figure:
     labels = list(dict.fromkeys(label for panel in reversed(panels) for label in panel.bars))
     columns = min(len(panels), ROW)
     rows = math.ceil(len(panels) / columns)
-    size = (1.2 + 5.0 * columns, 0.6 + rows * (1.1 + 0.36 * len(labels)))
+    beside = 0.5 + 0.09 * max(map(len, labels), default=0)
+    size = (beside + 5.0 * columns, 0.6 + rows * (1.1 + 0.36 * len(labels)))
     figure = Figure(figsize=size, dpi=150, layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(fill(title, int(11 * size[0])), fontsize=11)
     every = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
     for axes, panel in zip(every, panels, strict=False):
         _draw_panel(axes, panel, labels)
