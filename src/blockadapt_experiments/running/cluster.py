@@ -131,8 +131,9 @@ class _Cluster:
             while waiting or under_way:
                 if time.monotonic() >= look:
                     self._staff(len(jobs))
-                    # A worker that dies makes all its jobs suspect, so none gets a second one to keep.
-                    workers = len(self._client.nthreads())
+                    # A worker that dies makes all its jobs suspect, so none gets a second one to keep. While no job
+                    # waits, the scheduler is not asked: if it is gone, the futures of the jobs tell it.
+                    workers = len(self._client.nthreads()) if waiting else 0
                     if not workers and len(waiting) == len(jobs) and self._folder:
                         on_event(waiting[-1], Note("It waits for a worker of the cluster."))
                     for _ in range(min(len(waiting), max(1, workers) - len(under_way))):
