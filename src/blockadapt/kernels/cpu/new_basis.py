@@ -1,6 +1,12 @@
 """Takes a step that solves V anew: y ← U s(Λ) Uᵀ y with the eigenvectors of this step's V.
 
-A block that the QR sweeps do not solve is solved by Jacobi's method. Letters as in `eigensolver`.
+There are three ways from T = Hᵀ V H to the step, and what a block gets does not depend on its neighbours:
+
+    partial fractions   where (√V + δ)⁻¹ m is all that is asked for, and the block is conditioned well
+    QR                  else: at once, or later if only few lanes of a tile need it
+    Jacobi's method     where the QR sweeps do not suffice
+
+Letters as in `eigensolver`.
 """
 
 from __future__ import annotations
@@ -21,27 +27,101 @@ from blockadapt.kernels.cpu.eigensolver import (
 )
 from blockadapt.kernels.cpu.jacobi import jacobi_, unpack_
 from blockadapt.kernels.cpu.jit import inlined, jit
+from blockadapt.kernels.cpu.partial_fractions import inverse_root_
 from blockadapt.kernels.cpu.reflections import factor_, factor_lane_
-from blockadapt.kernels.cpu.simd import absolute, array_at, broadcast, fma, load, maximum, power_of_two, select, store
+from blockadapt.kernels.cpu.simd import (
+    absolute,
+    all_lanes,
+    array_at,
+    broadcast,
+    fma,
+    load,
+    maximum,
+    power_of_two,
+    select,
+    store,
+    total,
+)
+from blockadapt.kernels.cpu.spectral import is_inverse_root
 from blockadapt.kernels.cpu.tables import BASIS, LARGEST, TERM, M, V
 from blockadapt.kernels.cpu.thresholds import thresholds
 from blockadapt.kernels.cpu.tile_io import from_lanes_, to_lanes_
 from blockadapt.kernels.cpu.tridiagonal import apply_reflections_, reflect_basis_, tridiagonalise_
+from blockadapt.kernels.thresholds import FRACTIONS_FEWEST, PUT_OFF
 
 
 @inlined
 def step_in_new_basis_(
-    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, formula: Any, noted: int, L: int
+    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, formula: Any, noted: int, again: bool, L: int
 ) -> Any:
     """Update V, solve it, set y ← U s(Λ) Uᵀ y, and keep U and Λ where they are kept.
 
-    Returns which lanes are finite, and which have converged.
+    Returns which lanes are finite, which have converged, and which are put off: their y means nothing. A tile of lanes
+    that were put off comes `again`, and is solved by QR.
     """
-    f = s.a.dtype.type
-    zero, unknown = broadcast(f(0)), broadcast(f(np.nan))
+    zero = broadcast(s.a.dtype.type(0))
     finite, largest = update_second_moment_(n, s, L)
     scale = scale_(n, s.a, finite, largest, L)
-    sweeps, reversed_ = solve_(n, s, most, noted, L)
+    by_fractions = can_be_fractions(n, s, has, formula)
+    if by_fractions:
+        fill_unseen_(n, s.a, s.y, L)
+    if n > 2:
+        tridiagonalise_(n, s.a, s.h, s.d, s.e, s.y, s.u, s.q, L)
+    done = put_off = zero < zero
+    if by_fractions and not again:
+        done, noted = inverse_root_(n, s, scale, finite, noted, L)
+        if are_few(finite & ~done):
+            put_off = finite & ~done
+    solved = finite
+    if not all_lanes(done | put_off | ~finite):
+        solved = take_apart_(n, s, basis, eigenvalues, has, most, formula, scale, finite, done, noted, L)
+    for i in range(n):
+        store(s.y, i * L, select(done, load(s.q, i * L), load(s.y, i * L)))
+    if n > 2:
+        apply_reflections_(n, s.a, s.h, s.y, L)
+    return finite, solved, put_off
+
+
+@inlined
+def can_be_fractions(n: int, s: Any, has: Any, formula: Any) -> bool:
+    """Say whether a step asks for (√V + δ)⁻¹ m and no more, of blocks that are worth it."""
+    only_that = has[BASIS] == 0 and has[LARGEST] == 0 and s.sums.size == 0
+    return is_inverse_root(formula) and only_that and n >= FRACTIONS_FEWEST and s.a.itemsize == 4
+
+
+@inlined
+def are_few(mask: Any) -> bool:
+    """Say whether it is quicker to put these lanes off than to solve their tile by QR."""
+    one, zero = broadcast(np.float32(1)), broadcast(np.float32(0))
+    return total(select(mask, one, zero)) <= PUT_OFF
+
+
+@inlined
+def fill_unseen_(n: int, a: Any, y: Any, L: int) -> None:
+    """Set the diagonal to 1 where it is zero and y is too: that coordinate does not move, whatever its eigenvalue is.
+
+    Coordinates that a short block lacks are so, and those that no gradient has reached yet.
+    """
+    zero, one = broadcast(a.dtype.type(0)), broadcast(a.dtype.type(1))
+    for i in range(n):
+        at = (i * (i + 1) // 2 + i) * L
+        entry = load(a, at)
+        store(a, at, select((entry == zero) & (load(y, i * L) == zero), one, entry))
+
+
+@inlined
+def take_apart_(
+    n: int, s: Any, basis: Any, eigenvalues: Any, has: Any, most: int, formula: Any, scale: Any, finite: Any, done: Any,
+    noted: int, L: int,
+) -> Any:  # fmt: skip
+    """Set y ← R s(Λ) Rᵀ y, where T = R Λ Rᵀ, and keep U and Λ where they are kept.
+
+    Lanes that are `done` cost no sweeps. Returns which lanes have converged.
+    """
+    zero, unknown = broadcast(s.a.dtype.type(0)), broadcast(s.a.dtype.type(np.nan))
+    for i in range(n - 1):
+        store(s.e, i * L, select(done, zero, load(s.e, i * L)))
+    sweeps, reversed_ = diagonal_(n, s, most, noted, L)
     solved = finite
     for i in range(n - 1):
         solved = solved & (load(s.e, i * L) == zero)
@@ -60,9 +140,7 @@ def step_in_new_basis_(
         factor_(n, s.columns, basis, L)
     apply_rotations_(s.y, s.log, s.ends, sweeps, L)
     reverse_(n, s.y, reversed_, 1, L)
-    if n > 2:
-        apply_reflections_(n, s.a, s.h, s.y, L)
-    return finite, solved
+    return solved
 
 
 @inlined
@@ -93,7 +171,8 @@ def scale_(n: int, a: Any, finite: Any, largest: Any, L: int) -> Any:
     """Set a ← a / scale, a power of two, with the largest entry in [1, 2), and lanes not finite to 0; returns scale."""
     f = a.dtype.type
     zero, one, limits = broadcast(f(0)), broadcast(f(1)), thresholds(a)
-    scale = power_of_two(maximum(select(finite, largest, one), broadcast(f(limits.least_normal))))
+    known = finite & (zero < largest)
+    scale = power_of_two(maximum(select(known, largest, one), broadcast(f(limits.least_normal))))
     inverse = one / scale
     least = broadcast(f(limits.entry))
     for i in range(n * (n + 1) // 2):
@@ -103,10 +182,11 @@ def scale_(n: int, a: Any, finite: Any, largest: Any, L: int) -> Any:
 
 
 @inlined
-def solve_(n: int, s: Any, most: int, noted: int, L: int) -> Any:
-    """Find Λ, in d, and y ← Uᵀ y, from a; returns the number of sweeps and which lanes have T reversed.
+def diagonal_(n: int, s: Any, most: int, noted: int, L: int) -> Any:
+    """Find Λ, in d, and y ← Rᵀ y, from T, or from a for blocks of 2.
 
-    A lane whose e is not zero afterwards has not converged.
+    Returns the number of sweeps and which lanes have T reversed. A lane whose e is not zero afterwards has not
+    converged.
     """
     zero = broadcast(s.a.dtype.type(0))
     if n == 2:
@@ -114,7 +194,6 @@ def solve_(n: int, s: Any, most: int, noted: int, L: int) -> Any:
         s.ends[0] = 1
         ask_rest(s.ahead, noted, 0)
         return 1, zero < zero
-    tridiagonalise_(n, s.a, s.h, s.d, s.e, s.y, s.u, s.q, L)
     reversed_ = small_end_first(n, s.d, s.e, L)
     reverse_(n, s.d, reversed_, 1, L)
     reverse_(n - 1, s.e, reversed_, 1, L)

@@ -12,18 +12,20 @@ Rows have one number a lane; a row of float32 is two cache lines. `triangle` is 
     │ u q         │ n each           │    │ kept    │ 32           │    rows of float64
     │ ranks       │ n                │    │ ends    │ sweeps       │    ┌───────┬───┐
     │ largest     │ n                │    │ ahead   │ (n + 4) n *  │    │ sums  │ 2 │
-    │ merged      │ n                │    └─────────┴──────────────┘    │ aside │ 2 │
-    │ basis       │ n (n − 1)/2      │    numbers of the blocks' type   └───────┴───┘
-    │ eigenvalues │ n                │    ┌───────┬──────────┐
-    │ columns     │ n × n            │    │ blank │ triangle │
-    │ terms       │ TERMS            │    └───────┴──────────┘
-    │ log         │ 2 (n − 1) sweeps │
+    │ merged      │ n                │    │ waiting │ 2 × 32       │    │ aside │ 2 │
+    │ basis       │ n (n − 1)/2      │    └─────────┴──────────────┘    └───────┴───┘
+    │ eigenvalues │ n                │    numbers of the blocks' type
+    │ columns     │ n × n            │    ┌───────┬──────────┐
+    │ terms       │ TERMS            │    │ blank │ triangle │
+    │ log         │ see below        │    └───────┴──────────┘
     └─────────────┴──────────────────┘
 
     a              packed V, then T's reflections in its columns      ranks, largest, merged   AMSGrad's Σ̂
     d, e           T's diagonal and what is beside it; Λ in d         terms   each lane's coefficients
     y              m, then Uᵀm, then the step                         log     cosine and sine of each rotation
     h              1/h of each reflection; u, q belong to one         ends    the last row of each sweep
+    waiting        the numbers of blocks that are put off             log     as rows: 2 (n − 1) sweeps, or 6 n if that
+                                                                              is more, for T and two L D Lᵀ
     where, steps   addresses of each lane's block, byte strides       blank   a block of zeros, for lanes without one
     sums           Σ f(λ) y² and Σ y² of each lane; no room where nobody measures
     aside          the same while Jacobi's method solves a single lane
@@ -84,6 +86,7 @@ class Scratch(NamedTuple):
     lie: Any
     ends: Any
     ahead: Any
+    waiting: Any
     matrix: Any
     vectors: Any
     sums: Any
@@ -117,16 +120,17 @@ def offsets(n: int, sweeps: int, itemsize: int) -> Scratch:
     blank = kept + integers
     ends = blank + (triangle * itemsize + LINE - 1) // LINE * LINE
     ahead = ends + (8 * sweeps + LINE - 1) // LINE * LINE
-    matrix = ahead + (8 * (n + 4) * n * row // PAIR + LINE - 1) // LINE * LINE
+    waiting = ahead + (8 * (n + 4) * n * row // PAIR + LINE - 1) // LINE * LINE
+    matrix = waiting + 2 * integers
     vectors = matrix + (8 * n * n + LINE - 1) // LINE * LINE
     log = vectors + (8 * n * n + LINE - 1) // LINE * LINE
-    sums = log + 2 * (n - 1) * sweeps * row
+    sums = log + max(2 * (n - 1) * sweeps, 6 * n) * row
     aside = sums + 2 * LANES * 8
     end = aside + 2 * LANES * 8
     lie = Lie(where, steps, lengths, owners, spare, kept, blank)
     return Scratch(
         a, x, g, m, d, e, y, h, u, q, ranks, largest, merged, basis, eigenvalues, columns, terms, log, lie, ends,
-        ahead, matrix, vectors, sums, aside, end,
+        ahead, waiting, matrix, vectors, sums, aside, end,
     )  # fmt: skip
 
 
@@ -163,10 +167,11 @@ def scratch_at(address: int, n: int, sweeps: int, like: Any, measured: bool) -> 
         eigenvalues=rows_at(address + at.eigenvalues, n, like),
         columns=rows_at(address + at.columns, n * n, like),
         terms=rows_at(address + at.terms, TERMS, like),
-        log=rows_at(address + at.log, 2 * (n - 1) * sweeps, like),
+        log=rows_at(address + at.log, max(2 * (n - 1) * sweeps, 6 * n), like),
         lie=lie,
         ends=carray(pointer(address + at.ends), (sweeps,), np.int64),
         ahead=carray(pointer(address + at.ahead), ((n + 4) * n * LANES * like.itemsize // PAIR,), np.int64),
+        waiting=carray(pointer(address + at.waiting), (2 * LANES,), np.int64),
         matrix=carray(pointer(address + at.matrix), (n, n), np.float64),
         vectors=carray(pointer(address + at.vectors), (n, n), np.float64),
         sums=doubles(address + at.sums, counted),

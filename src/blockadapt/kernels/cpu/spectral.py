@@ -59,6 +59,21 @@ def _evaluate(formula: Any, eigenvalue: Any, lr: Any, damping: Any) -> Any:
     return call
 
 
+def is_inverse_root(formula: Any) -> bool:
+    """Say whether f is the paper's, which need not be evaluated at eigenvalues; compiled code has it as a constant."""
+    return formula is INVERSE_ROOT
+
+
+@overload(is_inverse_root)
+def _is_inverse_root(formula: Any) -> Any:
+    known = formula.formula is INVERSE_ROOT
+
+    def say(formula: Any) -> bool:
+        return known
+
+    return say
+
+
 def inverse_root(eigenvalue: Any, lr: Any, damping: Any) -> Any:
     """Compute f(λ) = α / (√λ + δ), the paper's."""
     return lr / (sqrt(eigenvalue) + damping)

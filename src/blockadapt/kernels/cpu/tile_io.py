@@ -110,6 +110,27 @@ def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
 
 
 @jit
+def locate_each_(tables: Any, blocks: Any, first: int, count: int, lie: Any) -> None:
+    """Find the addresses of `count` blocks with any numbers, from `blocks[first]` on; other lanes get one of zeros."""
+    tensors, extents, starts = tables.tensors, tables.extents, tables.starts
+    for lane in range(LANES):
+        inside = lane < count
+        block = blocks[first + lane] if inside else 0
+        piece = np.searchsorted(starts, block, side="right") - 1
+        within = block - starts[piece] + extents[piece, EXTENT.first]
+        major = within // extents[piece, EXTENT.minors]
+        minor = within - major * extents[piece, EXTENT.minors]
+        for role in range(STRIDED):
+            address = tensors[piece, role, ADDRESS]
+            address += major * tensors[piece, role, MAJOR] + minor * tensors[piece, role, MINOR]
+            lie.where[role, lane] = address if inside else lie.blank.ctypes.data
+        for role in range(COORDINATES):
+            lie.steps[role, lane] = tensors[piece, role, ELEMENT]
+        lie.lengths[lane] = extents[piece, EXTENT.length] if inside else 0
+        lie.owners[lane] = piece
+
+
+@jit
 def is_dense(tensors: Any, piece: int, size: int) -> bool:
     """Say whether neighbours on the minor axis are neighbours in memory, in x, grad and m."""
     dense = tensors[piece, X, MINOR] == size and tensors[piece, GRAD, MINOR] == size

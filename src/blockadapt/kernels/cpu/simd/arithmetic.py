@@ -101,6 +101,11 @@ def reciprocal_sqrt(lanes: Any) -> Any:
     return (1 / np.sqrt(lanes)).astype(lanes.dtype)
 
 
+def reciprocal(lanes: Any) -> Any:
+    """Compute 1/x to within two units in the last place: float32 uses the estimate instruction and a Newton step."""
+    return (1 / lanes).astype(lanes.dtype)
+
+
 def absolute(lanes: Any) -> Any:
     """Compute |x|."""
     return np.abs(lanes)
@@ -187,6 +192,12 @@ def _reciprocal_sqrt(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     vector = args[0].type
     one = splat(builder, ir.Constant(vector.element, 1.0), vector)
     return builder.fdiv(one, call(builder, "sqrt", list(args), ("fast",)), flags=("fast",))
+
+
+@defines(reciprocal, Lanes, returns=lambda lanes: lanes)
+def _reciprocal(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    vector = args[0].type
+    return builder.fdiv(splat(builder, ir.Constant(vector.element, 1.0), vector), args[0], flags=("fast",))
 
 
 @defines(absolute, Lanes, returns=lambda lanes: lanes)
