@@ -61,12 +61,12 @@ def _evaluate(formula: Any, eigenvalue: Any, lr: Any, damping: Any) -> Any:
 
 def is_inverse_root(formula: Any) -> bool:
     """Say whether f is the paper's, which need not be evaluated at eigenvalues; compiled code has it as a constant."""
-    return formula is INVERSE_ROOT
+    return bool(formula.py_func is inverse_root)
 
 
 @overload(is_inverse_root)
 def _is_inverse_root(formula: Any) -> Any:
-    known = formula.formula is INVERSE_ROOT
+    known = formula.formula.py_func is inverse_root
 
     def say(formula: Any) -> bool:
         return known

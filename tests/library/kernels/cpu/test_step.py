@@ -101,12 +101,20 @@ def test_uncompiled_a_block_that_does_not_converge_is_solved_by_jacobi(
 @pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 10, 16, 25, 64])
 def test_the_arithmetic_of_a_step_is_what_block_flops_tells(n: int) -> None:
-    """One tile of blocks after some steps: what is done to a row of lanes is done once for each block."""
-    carried_out(training(n, LANES, torch.float32))
-    assert block_flops(n) == pytest.approx(Counted.operations, rel=1 / 6)
+    """One tile of blocks that are conditioned well: what is done to a row of lanes is done once for each block."""
+    segment = training(n, LANES, torch.float32)
+    segment.second_moment[:] = pack(torch.eye(n) + 0.1)
+    carried_out(segment)
+    assert block_flops(n) == pytest.approx(Counted.operations, rel=1 / 6 if n <= 3 else 1 / 50)
 
 
 # ------------------------------------------------------------------------------------- blocks that do not converge
+
+
+def by_qr(segment: Case) -> Case:
+    """The segment with a clip that clips nothing: its eigenvalues are asked for."""
+    spectrum = segment.spectrum
+    return replace(segment, spectrum=spectrum._replace(upper=min(spectrum.upper, 1e30)))
 
 
 def solved_by_jacobi(kernel: NumbaKernel) -> int:
@@ -120,7 +128,7 @@ def solved_by_jacobi(kernel: NumbaKernel) -> int:
 def test_a_block_that_does_not_converge_is_solved_in_the_step_and_nothing_is_lost(
     n: int, sweeps: int, path: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    segment = PATHS[path](training(n, 35, dtype))
+    segment = by_qr(PATHS[path](training(n, 35, dtype)))
     kernel = NumbaKernel()
     (normal,) = stepped(kernel, [segment])
     assert solved_by_jacobi(kernel) == 0
@@ -142,7 +150,7 @@ def test_a_block_that_does_not_converge_is_solved_in_the_step_and_nothing_is_los
 
 
 def test_of_a_step_only_the_blocks_that_do_not_converge_are_solved_by_jacobi(monkeypatch: pytest.MonkeyPatch) -> None:
-    segment = training(4, 40, torch.float32)
+    segment = by_qr(training(4, 40, torch.float32))
     segment = replace(segment, grad=torch.zeros_like(segment.grad))
     diagonal = torch.arange(0, 40, 2)
     segment.second_moment[diagonal] = pack(torch.diag(torch.arange(1.0, 5.0)))
@@ -166,7 +174,7 @@ def test_blocks_that_do_not_converge_are_counted_anew_at_each_step(monkeypatch: 
 @each_dtype
 def test_a_block_that_is_not_finite_does_not_go_to_jacobi(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thresholds, "CPU_SWEEPS", 0)
-    segment = training(5, 40, dtype)
+    segment = by_qr(training(5, 40, dtype))
     segment.second_moment[7] = torch.inf
     kernel = NumbaKernel()
     (after,) = stepped(kernel, [segment])
