@@ -21,12 +21,15 @@ from blockadapt.kernels import Kernel
 from blockadapt.kernels.cpu.kernel import NumbaKernel
 from blockadapt.kernels.eigh import EighKernel
 from blockadapt.moments import unpack
-from blockadapt.spectrum import resolution_of
+from blockadapt.spectrum import UNBOUNDED, resolution_of
 from support.blocks import blocks_of, stepped, still
 
 EPS32 = torch.finfo(torch.float32).eps
 RESOLUTION = resolution_of(torch.float32)
 """What a step counts as the least eigenvalue in training, of the largest."""
+
+NEVER_REACHED = 1e30
+"""No step size of any kind of block is so large."""
 
 KINDS = {
     "typical": "typical",
@@ -139,24 +142,34 @@ def truth_of(V: Tensor, m: Tensor, resolution: float = 0.0, damping: float = 1e-
     return truth, ceiling.numpy()
 
 
-def compared(kind: str, n: int, resolution: float = 0.0, damping: float = 1e-4) -> Compared:
-    """Relative errors of the fast kernel and of `eigh`, for each block."""
-    return beside_eigh(NumbaKernel(), kind, n, enough_blocks(kind, n), resolution, damping)
+def compared(kind: str, n: int, resolution: float = 0.0, damping: float = 1e-4, upper: float = UNBOUNDED) -> Compared:
+    """Relative errors of the fast kernel and of `eigh`, for each block.
+
+    With an upper bound the fast kernel needs eigenvalues. One of `NEVER_REACHED` changes no step.
+    """
+    return beside_eigh(NumbaKernel(), kind, n, enough_blocks(kind, n), resolution, damping, upper)
 
 
 def beside_eigh(
-    fast: Kernel, kind: str, n: int, count: int, resolution: float = 0.0, damping: float = 1e-4
+    fast: Kernel,
+    kind: str,
+    n: int,
+    count: int,
+    resolution: float = 0.0,
+    damping: float = 1e-4,
+    upper: float = UNBOUNDED,
 ) -> Compared:
     """Relative errors of this kernel and of `eigh`, for each of so many blocks."""
     V, m = (t.float() for t in blocks_of(kind, count, n))
     truth, ceiling = truth_of(V, m, resolution, damping)
-    ours, theirs = (_step(kernel, V, m, resolution, damping) for kernel in (fast, EighKernel()))
+    ours, theirs = (_step(kernel, V, m, resolution, damping, upper) for kernel in (fast, EighKernel()))
     return Compared(_relative(ours, truth), _relative(theirs, truth), ceiling)
 
 
-def _step(kernel: Kernel, V: Tensor, m: Tensor, resolution: float, damping: float) -> Tensor:
+def _step(kernel: Kernel, V: Tensor, m: Tensor, resolution: float, damping: float, upper: float) -> Tensor:
     segment = still(V, m, damping)
-    (after,) = stepped(kernel, [replace(segment, spectrum=segment.spectrum._replace(resolution=resolution))])
+    spectrum = segment.spectrum._replace(resolution=resolution, upper=upper)
+    (after,) = stepped(kernel, [replace(segment, spectrum=spectrum)])
     return -after.x[:, 0].double()
 
 

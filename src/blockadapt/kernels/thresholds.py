@@ -22,11 +22,11 @@ What only one kernel needs has its name. Jacobi's method is in float64 in both.
 | `CPU_JACOBI_SWEEPS` | 60 | more than Jacobi's method ever takes: it converges quadratically, blocks of 64 in ten sweeps |
 | `CPU_JACOBI_COUPLING` | 1e-17 | Jacobi's method leaves couplings below this where the largest entry is 1: they move an eigenvalue by their square |
 | `FRACTIONS_LEAST` | 2⁻¹⁵ | partial fractions are for blocks whose eigenvalues are above it, where the trace is in [1, 2): rounding moves an eigenvalue by some 1e-6, which is a hundredth of the least |
-| `FRACTIONS_SMALLEST` | 1e-6 | the fractions are made for eigenvalues from here on, and for δ² from here on: what a smaller δ leaves over is up to a fifth of the least root |
-| `FRACTIONS_MOST` | 8 | up to here; eigenvalues end at 2, but the fractions for δ² lose accuracy near the end |
+| `FRACTIONS_SMALLEST` | 8e-6 | the fractions are made for δ² and eigenvalues from here on: a quarter of the least eigenvalue, so that T − δ² is definite for a smaller δ² |
+| `FRACTIONS_MOST` | 4 | up to here: twice as much as eigenvalues reach, so that T − δ² is definite for a larger δ² |
 | `FRACTIONS_FEWEST` | 4 | smaller blocks take fewer operations by QR |
 | `PUT_OFF` | 12 | at most so many lanes of a tile of 32 are put off: as many cost a share of a whole tile later, and more cost less by QR at once |
-| `FRACTIONS_RANGE` | 1e30 | blocks whose scale is above it or below its inverse go another way: quotients with it might not be normal |
+| `FRACTIONS_RANGE` | 1e30 | blocks whose scale or δ² is above it, or scale below its inverse, go another way: quotients with it might not be normal |
 | `GPU_SWEEPS`, `GPU_MORE_SWEEPS` | 2, 6 | the log of QR sweeps has room for 2n + 6: a third more than the most that was seen in any tile |
 | `GPU_JACOBI_SWEEPS` | 40 | as on the CPU |
 | `GPU_JACOBI_ROUNDOFF` | 1e-16 | below ε/2: a coupling of no more than this times √(d d') of its neighbours on the diagonal changes no digit of theirs |
@@ -60,7 +60,7 @@ CPU_JACOBI_SWEEPS = 60
 CPU_JACOBI_COUPLING = 1e-17
 
 FRACTIONS_LEAST = 2.0**-15
-FRACTIONS_SMALLEST, FRACTIONS_MOST = 1e-6, 8.0
+FRACTIONS_SMALLEST, FRACTIONS_MOST = 8e-6, 4.0
 FRACTIONS_FEWEST = 4
 FRACTIONS_RANGE = 1e30
 PUT_OFF = 12

@@ -12,7 +12,7 @@ import torch
 from blockadapt.kernels import thresholds
 from blockadapt.kernels.cpu import new_basis, step
 from blockadapt.kernels.cpu.kernel import NumbaKernel
-from blockadapt.kernels.cpu.partial_fractions import COUNT, SHIFTS, WEIGHTS, fractions
+from blockadapt.kernels.cpu.partial_fractions import COUNT, fractions
 from blockadapt.kernels.cpu.simd import LANES as L
 from blockadapt.kernels.cpu.spectral import INVERSE_ROOT
 from blockadapt.kernels.cpu.work import NumbaWorkList
@@ -42,19 +42,43 @@ def test_fractions_are_the_inverse_root_to_what_theory_says(count: int, most: fl
     assert (shifts > 0).all()
 
 
-@pytest.mark.parametrize("damping", [0.0, 1e-8, 1e-5, 1e-4, 5e-4, 1e-3, 2e-3, 0.01, 0.1, 1.0, MOST**0.5])
-def test_with_any_damping_the_sum_is_nearer_than_float32_knows_the_eigenvalues(damping: float) -> None:
+def test_with_any_damping_the_sum_is_nearer_than_float32_knows_the_eigenvalues() -> None:
     """An eigenvalue is known to ε of the largest, and with it its inverse root to ε / 2λ."""
-    eigenvalues = np.geomspace(LEAST, 2, 1000)
-    weights, shifts, square = WEIGHTS[:COUNT].astype(float), SHIFTS[:COUNT].astype(float), damping**2
-    left = damping - (weights * square / (square + shifts)).sum() if square < SMALLEST else 0.0
-    found = (weights * shifts / (square + shifts) / (eigenvalues[:, None] + shifts)).sum(1) - left / eigenvalues
-    error = np.abs(found * (np.sqrt(eigenvalues) + damping) - 1)
-    eps = np.finfo(np.float32).eps
-    assert (error <= eps / (2 * eigenvalues) + 8 * eps).all()
+    eigenvalues, eps = np.geomspace(LEAST, 2, 1000), np.finfo(np.float32).eps
+    edges = [SMALLEST**0.5 * (1 - 1e-9), SMALLEST**0.5, MOST**0.5, MOST**0.5 * (1 + 1e-9)]
+    weights, shifts = fractions(COUNT, SMALLEST, MOST)
+    for damping in (0.0, *edges, *np.geomspace(1e-12, 1e12, 500)):
+        square = damping**2
+        left = damping - (weights * square / (square + shifts)).sum()
+        found = (weights * shifts / (square + shifts) / (eigenvalues[:, None] + shifts)).sum(1)
+        if not SMALLEST <= square <= MOST:
+            found -= left / (eigenvalues - square)
+        error = np.abs(found * (np.sqrt(eigenvalues) + damping) - 1)
+        assert (error <= eps / (2 * eigenvalues) + 6e-7).all()
 
 
-# --------------------------------------------------------------------------------------------- which blocks they are for
+@pytest.mark.parametrize("root", [0.0, 1e-9, 1e-4, 2.7e-3, 3e-3, 0.1, 1.9, 2.1, 100.0, 1e9])
+def test_with_any_damping_a_step_is_that_of_eigh(root: float) -> None:
+    """√V between 0.01 and 1, δ from nothing to all that counts."""
+    n = 8
+    segment = well(n, 40)
+    V = torch.diag(torch.logspace(-4, 0, n)) + 1e-5
+    segment.second_moment[:] = pack(V)
+    spectrum = segment.spectrum._replace(damping=root, correction=1.0)
+    segment = replace(segment, spectrum=spectrum, grad=torch.zeros_like(segment.grad))
+    (ours,), (exact,) = stepped(NumbaKernel(), [segment]), stepped(EighKernel(), [segment], torch.float64)
+    (theirs,) = stepped(EighKernel(), [segment])
+
+    def errors(after: Case) -> np.ndarray[Any, Any]:
+        still = segment.descent.shrink * segment.x.double()
+        step, true = after.x.double() - still, exact.x - still
+        return ((step - true).norm(dim=-1) / true.norm(dim=-1)).numpy()
+
+    rounding = float((segment.x.double().norm(dim=-1) / (exact.x - segment.x.double()).norm(dim=-1)).median())
+    assert np.median(errors(ours)) <= 2 * np.median(errors(theirs)) + 1e-7 * rounding
+
+
+# -------------------------------------------------------------------------------------------- which blocks they are for
 
 
 def ways(segment: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
@@ -128,8 +152,8 @@ def test_the_least_eigenvalue_decides(factor: float, monkeypatch: pytest.MonkeyP
 def test_each_lane_must_be_fit_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     segment = well(4, 8)
     V = segment.second_moment.view(8, -1)
-    V[0] *= 1e-7  # the damping, 1e-4, is 0.6 of the root
-    V[1] *= 1e-10  # and here it is over √MOST
+    V[0] *= 1e-10  # the damping, 1e-4, is more than the root
+    V[1] *= 1e-33  # beyond the range
     V[2] = 0  # nothing is known of it, and m is not zero
     V[3] = torch.inf
     V[4] *= 1e33  # beyond the range
@@ -226,6 +250,15 @@ def test_a_block_gets_the_same_bits_whatever_its_neighbours_are(count: int, path
     (exact,) = stepped(EighKernel(), [mixed], torch.float64)
     assert_close(after, exact, 0.01)  # float32 knows the root of the least eigenvalue to so much
     assert_close(after, exact, close_enough(n, torch.float32), ["m", "second_moment"])
+
+
+def test_lanes_without_a_block_are_not_put_off() -> None:
+    """They have the coefficients of the last tensor, which asks for eigenvalues."""
+    plain, coarse = training(6, 25, torch.float32), training(6, 3, torch.float32)
+    coarse = replace(coarse, spectrum=coarse.spectrum._replace(resolution=0.1))
+    for after, segment in zip(stepped(NumbaKernel(), [plain, coarse]), (plain, coarse), strict=True):
+        (alone,) = stepped(NumbaKernel(), [segment])
+        assert bits(after) == bits(alone)
 
 
 def test_blocks_of_several_tensors_are_put_off_together() -> None:

@@ -21,6 +21,7 @@ from blockadapt.kernels.cpu.tables import ENTRY
 from blockadapt.kernels.eigh import EighKernel
 from blockadapt.kernels.flops import block_flops
 from blockadapt.spectrum import SpectralFunction
+from support.accuracy import NEVER_REACHED
 from support.blocks import (
     PATHS,
     Case,
@@ -114,7 +115,7 @@ def test_the_arithmetic_of_a_step_is_what_block_flops_tells(n: int) -> None:
 def by_qr(segment: Case) -> Case:
     """The segment with a clip that clips nothing: its eigenvalues are asked for."""
     spectrum = segment.spectrum
-    return replace(segment, spectrum=spectrum._replace(upper=min(spectrum.upper, 1e30)))
+    return replace(segment, spectrum=spectrum._replace(upper=min(spectrum.upper, NEVER_REACHED)))
 
 
 def solved_by_jacobi(kernel: NumbaKernel) -> int:
