@@ -160,10 +160,10 @@ def plan(model_or_params: nn.Module | Iterable[Any] | BlockOptimizer, *, ranks: 
         >>> print(plan(torch.nn.Linear(784, 10)))
         parameter  shape   grouping  blocks    state     flops a step
         ─────────────────────────────────────────────────────────────
-        weight     10×784  input     784 × 10  203.9 kB  3.6 M
-        bias       10      chunk     1 × 10    308 B     4.6 k
+        weight     10×784  input     784 × 10  203.9 kB  3.4 M
+        bias       10      chunk     1 × 10    308 B     4.4 k
         ─────────────────────────────────────────────────────────────
-        total      7,850             785 × 10  204.2 kB  3.6 M
+        total      7,850             785 × 10  204.2 kB  3.4 M
     """
     if isinstance(model_or_params, BlockOptimizer):
         if options:

@@ -101,12 +101,12 @@ def test_blocks_that_span_parameters_are_one_row() -> None:
 GOLDEN = """\
 parameter  shape    grouping  blocks                  state    flops a step
 ───────────────────────────────────────────────────────────────────────────
-0.weight   6×1×5×5  filter    6 × 25                  8.4 kB   297.5 k
+0.weight   6×1×5×5  filter    6 × 25                  8.4 kB   190.7 k
 0.bias     6        chunk     1 × 6                   156 B    1.9 k
-2.weight   10×96    input     96 × 10                 25.0 kB  569.6 k
-2.bias     10       chunk     1 × 10                  308 B    5.9 k
+2.weight   10×96    input     96 × 10                 25.0 kB  418.8 k
+2.bias     10       chunk     1 × 10                  308 B    4.4 k
 ───────────────────────────────────────────────────────────────────────────
-total      1,126              1 × 6, 97 × 10, 6 × 25  33.9 kB  874.9 k"""
+total      1,126              1 × 6, 97 × 10, 6 × 25  33.9 kB  615.8 k"""
 
 
 def test_the_table_of_a_small_network() -> None:
