@@ -264,6 +264,8 @@ def _differences(experiment: Experiment[Any], summary: Summary) -> list[PaperSet
 
 def _tuned(summary: Summary) -> list[Tuned]:
     found = []
+    tune = summary.settings.get("tune") or {}
+    of_all = {"lr": [tune[key] for key in ("low", "high", "trials")]} if tune else {}  # records of older versions
     for arm in summary.arms:
         for variant, record in summary.tuned.get(arm, {}).items():
             points = record.get("points") or [{"lr": lr, "value": value} for lr, value in record["tried"]]
@@ -274,7 +276,7 @@ def _tuned(summary: Summary) -> list[Tuned]:
                     lr=_point({"lr": record["lr"], **record.get("values", {})}),
                     value=_value(record["value"]),
                     objective=record["objective"],
-                    grid=record.get("grid", {}),
+                    grid=record.get("grid", of_all),
                     extensions=record.get("extensions", 0),
                     tried=[
                         (_point(point), _value(point["value"]))

@@ -298,6 +298,18 @@ def test_different_environments_are_told(tmp_path: Path) -> None:
 EVIL = "<script>document.title='owned'</script>\"'&amp;|`*_[x](javascript:alert(1))</td>"
 
 
+def test_an_arm_that_an_older_version_tuned_had_the_grid_of_all(tmp_path: Path) -> None:
+    """Its record does not say it."""
+    write_experiment(tmp_path, seeds=[0], tune={"trials": 3, "low": 1e-3, "high": 1e-1, "seeds": [1000]})
+    tried = [[lr, 0.4] for lr in (1e-3, 1e-2, 1e-1)]
+    older = {"lr": 0.01, "value": 0.4, "objective": "loss", "tried": tried}
+    newer = {**older, "grid": {"lr": [1e-3, 1e-1, 3]}}
+    write_tuned(tmp_path, {"adam": {"": older}, "block-adam": {"": newer}})
+    write_report(tmp_path, experiment())
+    summary = (tmp_path / "report" / "summary.md").read_text(encoding="utf-8")
+    assert "Every optimizer tried the same grid of 3 points." in summary
+
+
 def test_the_report_says_what_was_tuned_beside_the_learning_rate(tmp_path: Path) -> None:
     write_experiment(tmp_path, optimizers=["adam"], seeds=[0])
     points = [{"lr": 0.01, "eps": 1e-3, "value": 0.5}, {"lr": 0.01, "eps": 1e-6, "value": 0.4}]
