@@ -100,17 +100,17 @@ def option_rows(rounds: int) -> Iterator[Row]:
     Yields:
         A ratio for each.
     """
-    model, batch = lenet_300_100(), mnist_like((128, 784))
+    model, batches = lenet_300_100(), mnist_like((128, 784))
     sgd: Callable[[Any], Optimizer] = lambda params: torch.optim.SGD(params, lr=1e-4, momentum=0.9)  # noqa: E731
     closed = SpectrumClip(final_lr=1e-3, gamma=1e3)
     given, auto = SpectrumClip(final_lr=1e-3, gamma=1e-6), SpectrumClip("auto", gamma=1e-6)  # open all the time
     contenders = {
-        "SGD": Training(model, batch, sgd).step(20),
-        "closed": Training(model, batch, block_adam(clip=closed)).step(20),
-        "every step": Training(model, batch, block_adam()).step(20),
-        "refresh_every=10": Training(model, batch, block_adam(refresh_every=10)).step(20),
-        "given α*": Training(model, batch, block_adam(clip=given)).step(20),
-        "measured α*": Training(model, batch, block_adam(clip=auto)).step(20),
+        "SGD": Training(model, batches, sgd).step(20),
+        "closed": Training(model, batches, block_adam(clip=closed)).step(20),
+        "every step": Training(model, batches, block_adam()).step(20),
+        "refresh_every=10": Training(model, batches, block_adam(refresh_every=10)).step(20),
+        "given α*": Training(model, batches, block_adam(clip=given)).step(20),
+        "measured α*": Training(model, batches, block_adam(clip=auto)).step(20),
     }
     times = take_turns(contenders, rounds)
     detail = milliseconds(times, "closed", "SGD")

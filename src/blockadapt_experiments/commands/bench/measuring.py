@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from statistics import median, quantiles
 from typing import Any
 
@@ -79,18 +80,25 @@ def milliseconds(times: dict[str, list[float]], *names: str) -> str:
     return ", ".join(f"{name} {1e3 * median(times[name]):.3g} ms" for name in names)
 
 
-class Training:
-    """Trains a network on one batch of 128; a turn times either the whole step or `optimizer.step`."""
+WARM = 30
+"""Steps that are taken before the first turn. Blocks of up to 25 then have full rank, as in the midst of training."""
 
-    def __init__(self, model: nn.Module, batch: Tensor, make: Callable[[Any], Optimizer]) -> None:
-        self.model, self.batch = copy.deepcopy(model), batch
-        self.labels = torch.arange(len(batch)) % 10
+
+class Training:
+    """Trains a network on one batch of 128 after another; a turn times either the whole step or `optimizer.step`."""
+
+    def __init__(self, model: nn.Module, batches: Tensor, make: Callable[[Any], Optimizer]) -> None:
+        self.model, self.batches = copy.deepcopy(model), cycle(batches)
+        self.labels = torch.arange(batches.shape[1]) % 10
         self.optimizer = make(self.model.parameters())
+        for _ in range(WARM):
+            self.backward()
+            self.optimizer.step()
 
     def backward(self) -> None:
-        """Fill the gradients."""
+        """Fill the gradients, with those of the next batch."""
         self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.model(self.batch), self.labels).backward()
+        nn.functional.cross_entropy(self.model(next(self.batches)), self.labels).backward()
 
     def whole(self, repeats: int) -> Turn:
         """Return a turn that times a whole training step, mean of `repeats`."""
@@ -120,9 +128,9 @@ class Training:
 
 
 def mnist_like(shape: tuple[int, ...]) -> Tensor:
-    """Draw a batch as sparse as MNIST: about a fifth of the pixels are lit."""
+    """Draw `WARM` batches as sparse as MNIST: about a fifth of the pixels are lit."""
     generator = torch.Generator().manual_seed(0)
-    return torch.rand(shape, generator=generator) * (torch.rand(shape, generator=generator) < 0.2)
+    return torch.rand(WARM, *shape, generator=generator) * (torch.rand(WARM, *shape, generator=generator) < 0.2)
 
 
 def block_adam(**options: Any) -> Callable[[Any], Optimizer]:
@@ -144,17 +152,16 @@ def timed(call: Callable[[], Any]) -> Turn:
 def timed_step(optimizer: Optimizer, params: Sequence[Tensor], repeats: int = 1) -> Turn:
     """Return a turn that times `optimizer.step`, mean of `repeats`, each with gradients that nobody has touched."""
 
-    def turn() -> float:
-        seconds = 0.0
-        for _ in range(repeats):
-            for param in params:
-                param.grad = torch.randn_like(param)
-            start = time.perf_counter()
-            optimizer.step()
-            seconds += time.perf_counter() - start
-        return seconds / repeats
+    def step() -> float:
+        for param in params:
+            param.grad = torch.randn_like(param)
+        start = time.perf_counter()
+        optimizer.step()
+        return time.perf_counter() - start
 
-    return turn
+    for _ in range(WARM):
+        step()
+    return lambda: sum(step() for _ in range(repeats)) / repeats
 
 
 def floats_a_parameter(optimizer: Optimizer) -> float:

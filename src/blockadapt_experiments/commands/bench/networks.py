@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from blockadapt import BlockAdamW, param_groups
 from blockadapt_experiments.commands.bench.measuring import (
     NONE,
+    WARM,
     Row,
     Training,
     block_adam,
@@ -35,18 +37,18 @@ def lenet_300_rows(rounds: int) -> Iterator[Row]:
     """
     import pytorch_optimizer
 
-    model, batch = lenet_300_100(), mnist_like((128, 784))
+    model, batches = lenet_300_100(), mnist_like((128, 784))
     options = {"eigh": {"backend": "eigh"}, "numba": {"backend": "numba"}}
     for size, floor, goal in ((10, "≥ 25", "≥ 60"), (25, "≥ 14", "≥ 30")):
         contenders = {
-            name: Training(model, batch, block_adam(block_size=size, **option)).step(1 if name == "eigh" else 20)
+            name: Training(model, batches, block_adam(block_size=size, **option)).step(1 if name == "eigh" else 20)
             for name, option in options.items()
         }
         times = take_turns(contenders, max(5, rounds // 3))
         detail = milliseconds(times, "eigh", "numba")
         name = f"step, LeNet-300-100, blocks of {size}: eigh / numba"
         yield Row(name, *ratio(times, "eigh", "numba"), floor, goal, detail)
-    yield from _network_rows("LeNet-300-100", model, batch, rounds, 10, "≤ 2.3", "≤ 1.5", pytorch_optimizer)
+    yield from _network_rows("LeNet-300-100", model, batches, rounds, 10, "≤ 2.3", "≤ 1.5", pytorch_optimizer)
 
 
 def lenet_5_rows(rounds: int) -> Iterator[Row]:
@@ -57,25 +59,27 @@ def lenet_5_rows(rounds: int) -> Iterator[Row]:
     """
     import pytorch_optimizer
 
-    model, batch = lenet_5_caffe(), mnist_like((128, 1, 28, 28))
-    yield from _network_rows("LeNet-5-Caffe", model, batch, rounds, 1, "≤ 1.12", "≤ 1.05", pytorch_optimizer)
+    model, batches = lenet_5_caffe(), mnist_like((128, 1, 28, 28))
+    yield from _network_rows("LeNet-5-Caffe", model, batches, rounds, 1, "≤ 1.12", "≤ 1.05", pytorch_optimizer)
 
 
 def _network_rows(
-    name: str, model: nn.Module, batch: Tensor, rounds: int, repeats: int, floor: str, goal: str, peers: Any
+    name: str, model: nn.Module, batches: Tensor, rounds: int, repeats: int, floor: str, goal: str, peers: Any
 ) -> Iterator[Row]:
     adam: Callable[[Any], Optimizer] = lambda params: torch.optim.Adam(params, lr=1e-4)  # noqa: E731
     whole = {
-        "Adam": Training(model, batch, adam).whole(repeats),
-        "Block-Adam": Training(model, batch, block_adam()).whole(repeats),
+        "Adam": Training(model, batches, adam).whole(repeats),
+        "Block-Adam": Training(model, batches, block_adam()).whole(repeats),
     }
     times = take_turns(whole, rounds)
     values = ratio(times, "Block-Adam", "Adam")
     yield Row(f"training step, {name}: Block-Adam / Adam", *values, floor, goal, milliseconds(times, *whole))
     steps = {
-        "Block-Adam": Training(model, batch, block_adam()).step(repeats),
-        "SOAP": Training(model, batch, lambda params: peers.SOAP(params, lr=1e-4)).step(repeats),
-        "ScalableShampoo": Training(model, batch, lambda params: peers.ScalableShampoo(params, lr=1e-4)).step(repeats),
+        "Block-Adam": Training(model, batches, block_adam()).step(repeats),
+        "SOAP": Training(model, batches, lambda params: peers.SOAP(params, lr=1e-4)).step(repeats),
+        "ScalableShampoo": Training(model, batches, lambda params: peers.ScalableShampoo(params, lr=1e-4)).step(
+            repeats
+        ),
     }
     times = take_turns(steps, max(5, rounds // 3))
     for peer, peer_floor in (("SOAP", "≤ 1"), ("ScalableShampoo", "–")):
@@ -87,22 +91,28 @@ def _network_rows(
 def gpt_rows(rounds: int) -> Iterator[Row]:
     """Measure a GPT-2 of 30 M parameters with its vocabulary, on 4 × 128 tokens and one thread.
 
+    Tokens are as frequent as words are by Zipf's law: the one of rank r comes 1/r as often as the first.
+
     Yields:
         The ratio to AdamW's training step.
     """
     torch.manual_seed(0)
-    tokens = torch.randint(GPT["vocabulary"], (4, GPT["context"] + 1))
+    often = 1 / torch.arange(1, GPT["vocabulary"] + 1)
+    batches = often.multinomial(WARM * 4 * (GPT["context"] + 1), replacement=True).view(WARM, 4, -1)
 
     def training(make: Callable[[nn.Module], Optimizer]) -> Callable[[], None]:
         model = Gpt(**GPT)
-        optimizer = make(model)
+        optimizer, endless = make(model), cycle(batches)
 
         def step() -> None:
+            tokens = next(endless)
             optimizer.zero_grad()
             logits = model(tokens[:, :-1])
             nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
             optimizer.step()
 
+        for _ in range(WARM):
+            step()
         return step
 
     with threads(1):

@@ -58,10 +58,10 @@ def _rank(rank: int, folder: str, network: str, rounds: int, repeats: int, optio
     """Measure in one of the processes. The first one writes what it measured."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    model, batch = NETWORKS[network](), mnist_like((128, 784))
-    alone = Training(model, batch, lambda params: BlockAdam(params, lr=1e-4, **options))
+    model, batches = NETWORKS[network](), mnist_like((128, 784))
+    alone = Training(model, batches, lambda params: BlockAdam(params, lr=1e-4, **options))
     together = Training(
-        model, batch, lambda params: BlockAdam(params, lr=1e-4, process_group=dist.group.WORLD, **options)
+        model, batches, lambda params: BlockAdam(params, lr=1e-4, process_group=dist.group.WORLD, **options)
     )
     times: dict[str, list[float]] = {"1 rank": [], "2 ranks": [], "messages": []}
     for number in range(rounds + 2):

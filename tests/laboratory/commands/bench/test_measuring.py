@@ -12,10 +12,14 @@ from rich.console import Console
 from torch import nn
 
 from blockadapt import BlockAdam
+from blockadapt.moments import unpack
 from blockadapt_experiments.commands.bench import blocks
 from blockadapt_experiments.commands.bench.measuring import (
+    WARM,
     Row,
+    Training,
     floats_a_parameter,
+    mnist_like,
     ratio,
     take_turns,
     timed_step,
@@ -73,8 +77,17 @@ def test_state_is_counted_without_counters_and_steps_are_taken_on_one_thread() -
         assert torch.get_num_threads() == 1
         timed_step(optimizer, [param], repeats=3)()
     assert torch.get_num_threads() == before
-    assert int(optimizer.state[param]["step"]) == 3
+    assert int(optimizer.state[param]["step"]) == WARM + 3
     assert floats_a_parameter(optimizer) == 6.5
+
+
+def test_blocks_have_full_rank_when_the_clock_starts() -> None:
+    """Of one batch, again and again, they would have rank 1, which is another way through the kernel."""
+    training = Training(nn.Linear(784, 10), mnist_like((128, 784)), lambda params: BlockAdam(params, lr=1e-4))
+    states = training.optimizer.state
+    V = states[next(iter(states))]["second_moment"][:32]
+    eigenvalues = torch.linalg.eigvalsh(unpack(V, 10).double())
+    assert (eigenvalues[:, 1] > 1e-3 * eigenvalues[:, -1]).all()  # the first is zero: softmax's gradients sum to it
 
 
 def test_the_cost_of_measuring_the_final_lr_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
