@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from blockadapt.kernels.contract import TERMS
 from blockadapt.kernels.cpu.private_folder import PrivateFolder
 
-COMPILING = "blockadapt: compiling the CPU kernel for {dtype}, once (about 10 s)."
-COMPILING_UNKEPT = "blockadapt: compiling the CPU kernel for {dtype} (about 10 s)."
+COMPILING = "blockadapt: compiling the CPU kernel for {dtype}, once (10 to 20 s)."
+COMPILING_UNKEPT = "blockadapt: compiling the CPU kernel for {dtype} (10 to 20 s)."
 WAITING = "blockadapt: waiting for another process to compile the CPU kernel for {dtype}."
 _PATIENCE = 1.0
 """What takes more seconds than this is told."""
