@@ -232,9 +232,11 @@ def test_those_that_are_put_off_are_solved_as_many_at_a_time_as_there_are_lanes(
 
 @pytest.mark.parametrize("path", ["plain", "without m", "coupled", "without m, coupled", "shrinking", "average"])
 @pytest.mark.parametrize("count", SHARES)
-def test_a_block_gets_the_same_bits_whatever_its_neighbours_are(count: int, path: str) -> None:
+@pytest.mark.parametrize("minor", [1, 5 * L], ids=["lines of one block", "one line"])
+def test_a_block_gets_the_same_bits_whatever_its_neighbours_are(minor: int, count: int, path: str) -> None:
+    """Of a line of several tiles, what was put off comes between two of them."""
     n, tiles = 6, 5
-    good = PATHS[path](training(n, tiles * L, torch.float32))
+    good = PATHS[path](training(n, tiles * L, torch.float32, minor=minor))
     lanes = torch.arange(tiles * L).view(tiles, L)[:, L - count :].reshape(-1)
     mixed = badly(good, lanes)
     (after,), (alone,) = stepped(NumbaKernel(), [mixed]), stepped(NumbaKernel(), [good])
