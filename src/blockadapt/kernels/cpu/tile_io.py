@@ -88,14 +88,7 @@ def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
         if not is_dense(tensors, piece, lie.blank.itemsize):
             stretches = LANES
         all_within = all_within and inside and is_within(n, tables, piece, lie.blank.itemsize)
-        for role in range(STRIDED):
-            address = tensors[piece, role, ADDRESS]
-            address += major * tensors[piece, role, MAJOR] + minor * tensors[piece, role, MINOR]
-            lie.where[role, lane] = address if inside else lie.blank.ctypes.data
-        for role in range(COORDINATES):
-            lie.steps[role, lane] = tensors[piece, role, ELEMENT]
-        lie.lengths[lane] = extents[piece, EXTENT.length] if inside else 0
-        lie.owners[lane] = piece
+        locate_lane_(tables, lane, piece, major, minor, inside, lie)
         minor += 1
         if minor == extents[piece, EXTENT.minors]:
             minor = 0
@@ -110,9 +103,22 @@ def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
 
 
 @jit
+def locate_lane_(tables: Any, lane: int, piece: int, major: int, minor: int, inside: bool, lie: Any) -> None:
+    """Say where the block of a lane lies; a lane that has none gets one of zeros."""
+    for role in range(STRIDED):
+        address = tables.tensors[piece, role, ADDRESS]
+        address += major * tables.tensors[piece, role, MAJOR] + minor * tables.tensors[piece, role, MINOR]
+        lie.where[role, lane] = address if inside else lie.blank.ctypes.data
+    for role in range(COORDINATES):
+        lie.steps[role, lane] = tables.tensors[piece, role, ELEMENT]
+    lie.lengths[lane] = tables.extents[piece, EXTENT.length] if inside else 0
+    lie.owners[lane] = piece
+
+
+@jit
 def locate_each_(tables: Any, blocks: Any, first: int, count: int, lie: Any) -> None:
     """Find the addresses of `count` blocks with any numbers, from `blocks[first]` on; other lanes get one of zeros."""
-    tensors, extents, starts = tables.tensors, tables.extents, tables.starts
+    extents, starts = tables.extents, tables.starts
     for lane in range(LANES):
         inside = lane < count
         block = blocks[first + lane] if inside else 0
@@ -120,14 +126,7 @@ def locate_each_(tables: Any, blocks: Any, first: int, count: int, lie: Any) -> 
         within = block - starts[piece] + extents[piece, EXTENT.first]
         major = within // extents[piece, EXTENT.minors]
         minor = within - major * extents[piece, EXTENT.minors]
-        for role in range(STRIDED):
-            address = tensors[piece, role, ADDRESS]
-            address += major * tensors[piece, role, MAJOR] + minor * tensors[piece, role, MINOR]
-            lie.where[role, lane] = address if inside else lie.blank.ctypes.data
-        for role in range(COORDINATES):
-            lie.steps[role, lane] = tensors[piece, role, ELEMENT]
-        lie.lengths[lane] = extents[piece, EXTENT.length] if inside else 0
-        lie.owners[lane] = piece
+        locate_lane_(tables, lane, piece, major, minor, inside, lie)
 
 
 @jit
