@@ -104,7 +104,7 @@ def inverse_root_(n: int, s: Any, scale: Any, finite: Any, noted: int, L: int) -
             t1 = broadcast(f(SHIFTS[j + 1]))
             c1 = f(WEIGHTS[j + 1]) * t1 * reciprocal(square + t1)
         add_two_(n, s.log, s.y, s.q, t0, c0 * lr, t1, c1 * lr, s.ahead, noted, asked, L)
-        asked += n
+        asked += n - 1
     ask_rest(s.ahead, noted, asked)
     return done, 0
 
@@ -169,7 +169,7 @@ def add_two_(
         at += 4 * L
         r0, r1 = reciprocal(fma(-off, l0, here + t0)), reciprocal(fma(-off, l1, here + t1))
         z0, z1 = fma(-l0, z0, z), fma(-l1, z1, z)
-        ask(ahead, noted, asked + i)
+        ask(ahead, noted, asked + i - 1)
     x0, x1 = z0 * r0, z1 * r1
     store(total, (n - 1) * L, fma(c0, x0, fma(c1, x1, load(total, (n - 1) * L))))
     for i in range(n - 2, -1, -1):

@@ -147,7 +147,7 @@ def advance(n: int, tables: Any, first: int, last: int, s: Any, most: int, kept:
         if apart and kept:
             fetch_(n * (n - 1) // 2, basis, lie.where[BASIS], lie.steps[BASIS], lie.kept, together, lie.spare)
             fetch_(n, eigenvalues, lie.where[EIGENVALUES], lie.steps[EIGENVALUES], lie.kept, together, lie.spare)
-        noted = 0 if again else note_(n, tables, s, basis, eigenvalues, contiguous == WITHIN, L)
+        noted = 0 if again else note_(n, tables, tile, s, contiguous == WITHIN, L)
         average_(n, s, has[M] != 0, again, L)
         if has[M] != 0:
             put_(n, s.m, lie.where[M], lie.steps[M], lie.lengths, contiguous, lie.spare)

@@ -52,6 +52,18 @@ WITHIN = -1
 
 
 @inlined
+def find(tables: Any, block: int) -> tuple[int, int, int]:
+    """Find the piece that a block belongs to, and the line and the place in it where the block lies."""
+    piece = np.searchsorted(tables.starts, block, side="right") - 1
+    within, minors = (
+        block - tables.starts[piece] + tables.extents[piece, EXTENT.first],
+        tables.extents[piece, EXTENT.minors],
+    )
+    major = within // minors
+    return piece, major, within - major * minors
+
+
+@inlined
 def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
     """Find the address of each lane's block, from `block` on; a lane past the last block gets one of zeros.
 
@@ -60,14 +72,11 @@ def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
     addresses.
     """
     tensors, extents, starts = tables.tensors, tables.extents, tables.starts
-    piece = np.searchsorted(starts, block, side="right") - 1
-    within, minors = block - starts[piece] + extents[piece, EXTENT.first], extents[piece, EXTENT.minors]
-    major = within // minors
-    minor = within - major * minors
+    piece, major, minor = find(tables, block)
+    minors = extents[piece, EXTENT.minors]
     if minor + LANES <= minors:  # a tile within one line of one piece: almost all are
         for role in range(STRIDED):
-            stride = tensors[piece, role, MINOR]
-            address = tensors[piece, role, ADDRESS] + major * tensors[piece, role, MAJOR] + minor * stride
+            stride, address = tensors[piece, role, MINOR], address_of(tables, role, piece, major, minor)
             for lane in range(LANES):
                 lie.where[role, lane] = address
                 address += stride
@@ -102,12 +111,19 @@ def locate(n: int, tables: Any, block: int, lie: Any) -> tuple[int, int]:
     return WITHIN if all_within else 0, 1
 
 
+@inlined
+def address_of(tables: Any, role: int, piece: int, major: int, minor: int) -> int:
+    """Compute the address of a block's part of one of its tensors."""
+    lies = tables.tensors[piece, role]
+    address: int = lies[ADDRESS] + major * lies[MAJOR] + minor * lies[MINOR]
+    return address
+
+
 @jit
 def locate_lane_(tables: Any, lane: int, piece: int, major: int, minor: int, inside: bool, lie: Any) -> None:
     """Say where the block of a lane lies; a lane that has none gets one of zeros."""
     for role in range(STRIDED):
-        address = tables.tensors[piece, role, ADDRESS]
-        address += major * tables.tensors[piece, role, MAJOR] + minor * tables.tensors[piece, role, MINOR]
+        address = address_of(tables, role, piece, major, minor)
         lie.where[role, lane] = address if inside else lie.blank.ctypes.data
     for role in range(COORDINATES):
         lie.steps[role, lane] = tables.tensors[piece, role, ELEMENT]
@@ -118,14 +134,9 @@ def locate_lane_(tables: Any, lane: int, piece: int, major: int, minor: int, ins
 @jit
 def locate_each_(tables: Any, blocks: Any, first: int, count: int, lie: Any) -> None:
     """Find the addresses of `count` blocks with any numbers, from `blocks[first]` on; other lanes get one of zeros."""
-    extents, starts = tables.extents, tables.starts
     for lane in range(LANES):
         inside = lane < count
-        block = blocks[first + lane] if inside else 0
-        piece = np.searchsorted(starts, block, side="right") - 1
-        within = block - starts[piece] + extents[piece, EXTENT.first]
-        major = within // extents[piece, EXTENT.minors]
-        minor = within - major * extents[piece, EXTENT.minors]
+        piece, major, minor = find(tables, blocks[first + lane] if inside else 0)
         locate_lane_(tables, lane, piece, major, minor, inside, lie)
 
 

@@ -65,3 +65,19 @@ def test_all_that_the_next_tile_needs_is_asked_for(
     assert not needed - set(asked)
     everything = sum(len(lines(tensor, 0)) for tensor in tensors.values())
     assert len(asked) <= everything + 2 * len(tensors) * n  # once each
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("path", ["plain", "new basis", "kept basis"])
+def test_the_next_tile_may_be_in_another_tensor(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [PATHS[path](training(4, LANES, torch.float32, k)) for k in range(TILES)]
+    places = [segment.segment().place for segment in segments]
+    work_list: Any = work.NumbaWorkList(places[0].batch, places, segments[0].refresh)
+    work_list.fill_in_([segment.segment() for segment in segments])
+    asked: list[int] = []
+    monkeypatch.setattr(ahead, "prefetch", lambda address: asked.append(int(address) // LINE))
+    step.carry_out(work_list._entries, work_list._coefficients, INVERSE_ROOT)
+    for segment in segments[1:]:
+        for tensor in (getattr(segment, name) for name in TENSORS):
+            assert tensor is None or not lines(tensor, 0) - set(asked)
+    assert not lines(segments[0].second_moment, 0) & set(asked)
