@@ -8,8 +8,8 @@ For each tile, in one pass over memory:
     4  y ← s(Λ) y, any function of the eigenvalues
     5  x ← x − U y
 
-Where the inverse root is all that is asked for, `partial_fractions` takes the place of 3 to 5 in most tiles. The few of
-their blocks that it is not for are put off, and solved 32 at a time.
+Where the inverse root is all that is asked for, `partial_fractions` gives U s(Λ) Uᵀ m without 3 and 4 in most tiles.
+The few of their blocks that it is not for are put off, and solved 32 at a time.
 
 Nothing here allocates and nothing can fail: all memory is the thread's scratch (`scratch`), and a block that the QR
 sweeps do not solve is solved by Jacobi's method. Letters as in `eigensolver`.
